@@ -6,17 +6,19 @@ one the gradients. Otherwise TensorFlow's operations are used.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
 from base.gradient_rules import with_gradient
 from base.tracing import TensorFunction
-from emulator.layers.activations import ACTIVATIONS, activation_gradient
-from emulator.layers.rounding import Rounding, kernel_attributes, widened
+from emulator.layers.activations import ACTIVATIONS
+from emulator.layers.rounding import Noise, Rounding, kernel_attributes, widened
 from emulator.native import library
 from emulator.network.network import LINEAR
+
+Moments = tuple[tf.Tensor, tf.Tensor]  # mean and variance [channels]
 
 
 class Normed(NamedTuple):
@@ -28,16 +30,9 @@ class Normed(NamedTuple):
 
 
 def native_batch_norm(
-    x: tf.Tensor,
-    gamma: tf.Tensor,
-    beta: tf.Tensor,
-    parts: int,
-    epsilon: float,
-    activation: str = LINEAR,
-    rounding: Rounding | None = None,
-    noise: tuple[tf.Tensor, ...] = (),
-    shortcuts: tuple[tf.Tensor, ...] = (),
-) -> Normed:
+    x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, parts: int, epsilon: float, activation: str = LINEAR,
+    rounding: Rounding | None = None, noise: Noise = (), shortcuts: tuple[tf.Tensor, ...] = (),
+) -> Normed:  # fmt: skip
     """Return batch norm and activation by the native kernels, with separate statistics for each of `parts` equal parts of
     the batch.
 
@@ -75,22 +70,17 @@ def local_batch_norm(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, parts: int
     """Return batch norm without an activation, computed by TensorFlow's operations."""
     unused = (tf.constant([], tf.float32),) * 2
     of_parts = tf.split(x, parts) if parts > 1 else [x]
-    results = [_fused(part, gamma, beta, unused, epsilon, training=True) for part in of_parts]
+    ys, means, variances = zip(*[_fused(part, gamma, beta, unused, epsilon, training=True) for part in of_parts])
     count = tf.cast(tf.size(of_parts[0]) // x.shape[-1], x.dtype)
     # The operation returns the unbiased variance, but the IPU's moving statistics use the biased variance.
-    biased = [result.batch_variance * ((count - 1) / count) for result in results]
-    y = tf.concat([result.y for result in results], 0) if parts > 1 else results[0].y
-    return Normed(y, _mean([result.batch_mean for result in results]), _mean(biased))
+    biased = [variance * ((count - 1) / count) for variance in variances]
+    return Normed(tf.concat(ys, 0) if parts > 1 else ys[0], _mean(means), _mean(biased))
 
 
 def sync_batch_norm(
-    x: tf.Tensor,
-    gamma: tf.Tensor,
-    beta: tf.Tensor,
-    parts: int,
-    epsilon: float,
+    x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, parts: int, epsilon: float,
     sync_mean: Callable[[tf.Tensor], tf.Tensor],
-) -> Normed:
+) -> Normed:  # fmt: skip
     """Return batch norm with statistics over several processes. `sync_mean` averages a tensor over the processes."""
     flat = tf.reshape(x, [parts, -1, x.shape[-1]])
     mean = sync_mean(tf.reduce_mean(flat, 1))
@@ -100,20 +90,13 @@ def sync_batch_norm(
     return Normed(tf.reshape(y, tf.shape(x)), tf.reduce_mean(mean, 0), tf.reduce_mean(variance, 0))
 
 
-def inference(
-    x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, moving: tuple[tf.Tensor, tf.Tensor], epsilon: float
-) -> tf.Tensor:
-    """Return batch norm with the moving mean and variance [channels], computed by TensorFlow's operations."""
-    return _fused(x, gamma, beta, moving, epsilon, training=False).y
+def inference(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, moving: Moments, epsilon: float) -> tf.Tensor:
+    """Return batch norm with moving statistics, computed by TensorFlow's operations."""
+    return _fused(x, gamma, beta, moving, epsilon, training=False)[0]
 
 
 def native_inference(
-    x: tf.Tensor,
-    gamma: tf.Tensor,
-    beta: tf.Tensor,
-    moving: tuple[tf.Tensor, tf.Tensor],
-    epsilon: float,
-    activation: str = LINEAR,
+    x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, moving: Moments, epsilon: float, activation: str = LINEAR
 ) -> tf.Tensor | None:
     """Return the result of `inference` and an activation, computed by one native kernel. Return None if the kernels are not
     built."""
@@ -126,10 +109,11 @@ def native_inference(
 
 
 def frozen_batch_norm(
-    x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, moving: tuple[tf.Tensor, tf.Tensor], epsilon: float, activation: str
+    x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, moving: Moments, epsilon: float, activation: str
 ) -> tf.Tensor:
     """Return the result of `inference` and an activation, for training that does not change the norm. Only x has a
     gradient."""
+    function = ACTIVATIONS[activation]
 
     @with_gradient
     def apply(source: tf.Tensor) -> tuple[tf.Tensor, TensorFunction]:
@@ -137,47 +121,28 @@ def frozen_batch_norm(
 
         def gradient(dy: tf.Tensor) -> tf.Tensor:
             linear = inference(widened(source, again=True), gamma, beta, moving, epsilon)
-            return activation_gradient(activation, linear, dy) * (gamma * tf.math.rsqrt(moving[1] + epsilon))
+            return function.gradient(linear, dy) * (gamma * tf.math.rsqrt(moving[1] + epsilon))
 
         done = native_inference(x, gamma, beta, moving, epsilon, activation)
-        return ACTIVATIONS[activation](inference(x, gamma, beta, moving, epsilon)) if done is None else done, gradient
+        return function.in_xla(inference(x, gamma, beta, moving, epsilon)) if done is None else done, gradient
 
     return apply(x)
 
 
 def _fused(
-    x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, moving: tuple[tf.Tensor, tf.Tensor], epsilon: float, *, training: bool
-) -> Any:
-    """Call TensorFlow's fused batch norm as a raw operation, because the function in tf.nn silently raises small
-    epsilons."""
-    if x.dtype == tf.float64:
-        return _composed(x, gamma, beta, moving, epsilon, training)
-    return tf.raw_ops.FusedBatchNormV3(
-        x=x, scale=gamma, offset=beta, mean=moving[0], variance=moving[1], epsilon=epsilon, is_training=training
-    )
-
-
-class _Outcome(NamedTuple):
-    """The outputs of FusedBatchNormV3. The variance is unbiased."""
-
-    y: tf.Tensor
-    batch_mean: tf.Tensor
-    batch_variance: tf.Tensor
-
-
-def _composed(
-    x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, moving: tuple[tf.Tensor, tf.Tensor], epsilon: float, training: bool
-) -> _Outcome:
-    """Compute batch norm in float64, which the fused operation does not support."""
+    x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, moving: Moments, epsilon: float, *, training: bool
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Return batch norm with the mean and the unbiased variance. Call TensorFlow's raw operation, because the function in
+    tf.nn silently raises small epsilons."""
+    if x.dtype != tf.float64:
+        operands = {"x": x, "scale": gamma, "offset": beta, "mean": moving[0], "variance": moving[1]}
+        return tf.raw_ops.FusedBatchNormV3(**operands, epsilon=epsilon, is_training=training)[:3]
     mean, variance = tf.nn.moments(x, [0, 1, 2]) if training else moving
     y = (x - mean) * tf.math.rsqrt(variance + epsilon) * gamma + beta
     count = tf.cast(tf.size(x) // x.shape[-1], x.dtype)
-    return _Outcome(y, mean, variance * count / (count - 1))
+    return y, mean, variance * count / (count - 1)
 
 
-def _mean(values: list[tf.Tensor]) -> tf.Tensor:
+def _mean(values: Sequence[tf.Tensor]) -> tf.Tensor:
     """Return the mean of the values, which are added in order."""
-    total = values[0]
-    for value in values[1:]:
-        total += value
-    return total / len(values) if len(values) > 1 else total
+    return sum(values[1:], values[0]) / len(values) if len(values) > 1 else values[0]

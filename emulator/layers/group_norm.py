@@ -15,33 +15,22 @@ Proxy norm returns (y - proxy mean) * inverse proxy deviation. The factor is opt
 from __future__ import annotations
 
 from functools import cache
-from types import ModuleType
 
 import tensorflow.compat.v1 as tf
 
 from base.gradient_rules import with_gradient
 from base.tracing import TensorFunction, compiled
-from emulator.layers.activations import ACTIVATIONS, Noise, activated, activation_gradient, exact
-from emulator.layers.rounding import Rounding, kernel_attributes, widened
+from emulator.layers.activations import ACTIVATIONS, activated_in_xla, exact
+from emulator.layers.rounding import Noise, Rounding, kernel_attributes, widened
 from emulator.native import library
 from emulator.network.network import LINEAR
 from Models._norms import GroupNorm
 
-Proxy = tuple[tf.Tensor, tf.Tensor]
-
 
 def group_norm(
-    x: tf.Tensor,
-    gamma: tf.Tensor,
-    beta: tf.Tensor,
-    norm: GroupNorm,
-    activation: str = LINEAR,
-    rounding: Rounding | None = None,
-    noise: Noise = (),
-    *,
-    proxy: Proxy = (),
-    scaled: bool = False,
-) -> tf.Tensor:
+    x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, norm: GroupNorm, activation: str = LINEAR,
+    rounding: Rounding | None = None, noise: Noise = (), *, proxy: tuple[tf.Tensor, ...] = (), scaled: bool = False,
+) -> tf.Tensor:  # fmt: skip
     """Return group normalisation (Wu and He, arXiv 1803.08494) of x [batch, height, width, channels], with an activation.
 
     `gamma` and `beta` have the shape [channels]. Groups are strided as on the IPU, group(c) = c mod groups, or contiguous,
@@ -52,40 +41,16 @@ def group_norm(
     fault = norm.fault(x.shape[-1])
     if fault:
         raise ValueError(fault)
-    kernels = library.load_for(x, library.STORED)
-    if kernels:
-        return _by_kernels(kernels, norm, activation, rounding, noise, scaled)(x, gamma, beta, *proxy)
-
-    @with_gradient
-    def apply(source: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, *proxy: tf.Tensor) -> tuple[tf.Tensor, TensorFunction]:
-        x = widened(source)
-        mean, r = statistics(x, norm)
-        factor = r * gamma
-        shift = beta - mean * factor
-        inverse = proxy[1] if proxy else None
-        scale = [inverse if scaled else tf.ones_like(inverse)] if proxy else []
-        value, slope = _kernels(activation, rounding, bool(proxy))
-        y = value(x, factor, shift, *proxy[:1], *scale, *noise)
-
-        def gradient(dy: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            own, dy = widened(source, again=True), widened(dy)
-            dz, product = slope(own, factor, shift, mean, dy, *scale, *noise)
-            rows = _gradients(own, gamma, mean, r, dz, product, norm, rounding, noise)
-            if not proxy:
-                return rows
-            of_scale = _channel_sum(dy * y) / inverse if scaled else tf.zeros_like(inverse)
-            return *rows, -scale[0] * _channel_sum(dy), of_scale
-
-        return y, gradient
-
-    return apply(x, gamma, beta, *proxy)
+    function = _by_kernels if library.load_for(x, library.STORED) else _by_xla
+    return function(norm, activation, rounding, noise, scaled)(x, gamma, beta, *proxy)
 
 
-def _by_kernels(
-    kernels: ModuleType, norm: GroupNorm, activation: str, rounding: Rounding | None, noise: Noise, scaled: bool
-) -> TensorFunction:
-    """Return native group norm and activation as a function of (x, gamma, beta), or native proxy norm as a function of
-    (x, gamma, beta, proxy mean, inverse proxy deviation)."""
+# The following two functions return group norm and activation as a function of (x, gamma, beta), or proxy norm as a
+# function of (x, gamma, beta, proxy mean, inverse proxy deviation).
+
+
+def _by_kernels(norm: GroupNorm, activation: str, rounding: Rounding | None, noise: Noise, scaled: bool) -> TensorFunction:
+    kernels = library.load()
     attributes = {
         "groups": norm.groups, "contiguous": norm.contiguous, "activation": activation, **kernel_attributes(rounding, noise)
     }  # fmt: skip
@@ -103,6 +68,38 @@ def _by_kernels(
             )
             rows = [tf.reduce_sum(each, 0) for each in per_sample[: 2 + len(proxy)]]
             return [dx, *rows[:3], tf.zeros_like(outer)] if proxy and not scaled else [dx, *rows]
+
+        return y, gradient
+
+    return apply
+
+
+def _by_xla(norm: GroupNorm, activation: str, rounding: Rounding | None, noise: Noise, scaled: bool) -> TensorFunction:
+    @with_gradient
+    def apply(source: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, *proxy: tf.Tensor) -> tuple[tf.Tensor, TensorFunction]:
+        x = widened(source)
+        mean, r = statistics(x, norm)
+        factor = r * gamma
+        shift = beta - mean * factor
+        value, slope, input_gradient = _kernels(activation, rounding, bool(proxy))
+        inverse = proxy[1] if proxy else None
+        scale = [inverse if scaled else tf.ones_like(inverse)] if proxy else []
+        y = value(x, factor, shift, *proxy[:1], *scale, *noise)
+
+        def gradient(dy: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            x, dy = widened(source, again=True), widened(dy)
+            dz, product = slope(x, factor, shift, mean, dy, *scale, *noise)
+            pixels = x.shape[1] * x.shape[2]
+            sums, products = (tf.reduce_sum(each, [1, 2], keepdims=True) for each in (dz, product))
+            a = gamma * r
+            of_mean = group_mean(gamma * sums, norm) / pixels
+            of_deviation = group_mean(a * products, norm) / pixels
+            dx = input_gradient(dz, x, mean, a, -tf.square(r) * of_deviation, -r * of_mean, *noise)
+            rows = dx, tf.reduce_sum(r * products, [0, 1, 2]), tf.reduce_sum(sums, [0, 1, 2])
+            if not proxy:
+                return rows
+            of_scale = _channel_sum(dy * y) / inverse if scaled else tf.zeros_like(inverse)
+            return *rows, -scale[0] * _channel_sum(dy), of_scale
 
         return y, gradient
 
@@ -134,9 +131,12 @@ def statistics(x: tf.Tensor, norm: GroupNorm) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 @cache
-def _kernels(activation: str, rounding: Rounding | None, proxy: bool) -> tuple[TensorFunction, TensorFunction]:
-    """Return two compiled functions: (x, factor, shift, *noise) -> y = activation(x * factor + shift), and (x, factor,
-    shift, mean, dy, *noise) -> dz, dz * (x - mean). The results of norm and activation are each rounded.
+def _kernels(activation: str, rounding: Rounding | None, proxy: bool) -> tuple[TensorFunction, ...]:
+    """Return three compiled functions, each of whose results is rounded:
+
+    * (x, factor, shift, *noise) -> y = activation(z) with z = x * factor + shift
+    * (x, factor, shift, mean, dy, *noise) -> dz, dz * (x - mean)
+    * (dz, x, mean, a, b, c, *noise) -> dz * a + (x - mean) * b + c
 
     For proxy norm, y is (activation - proxy mean) * scale. Then noise comes after (proxy mean, scale), or after scale.
     """
@@ -146,44 +146,23 @@ def _kernels(activation: str, rounding: Rounding | None, proxy: bool) -> tuple[T
         noise = rest[2 * proxy :]
         z = rounded(x * factor + shift, noise, 0)
         if proxy:
-            return rounded((ACTIVATIONS[activation](z) - rest[0]) * rest[1], noise, 1)
-        return activated(activation, z, rounded, noise)
+            return rounded((ACTIVATIONS[activation].in_xla(z) - rest[0]) * rest[1], noise, 1)
+        return activated_in_xla(activation, z, rounded, noise)
 
     def slope(
         x: tf.Tensor, factor: tf.Tensor, shift: tf.Tensor, mean: tf.Tensor, dy: tf.Tensor, *rest: tf.Tensor
     ) -> tuple[tf.Tensor, ...]:
         noise = rest[proxy:]
         z, dy = rounded(x * factor + shift, noise, 0), rounded(dy, noise, 2)
-        dz = rounded(activation_gradient(activation, z, dy * rest[0] if proxy else dy), noise, 3)
+        dz = rounded(ACTIVATIONS[activation].gradient(z, dy * rest[0] if proxy else dy), noise, 3)
         return dz, dz * (x - mean)
 
-    return compiled(value), compiled(slope)
-
-
-@cache
-def _input_gradient(rounding: Rounding | None) -> TensorFunction:
-    rounded = rounding or exact
-
-    def gradient(
+    def input_gradient(
         dz: tf.Tensor, x: tf.Tensor, mean: tf.Tensor, a: tf.Tensor, b: tf.Tensor, c: tf.Tensor, *noise: tf.Tensor
     ) -> tf.Tensor:
         return rounded(dz * a + (x - mean) * b + c, noise, 4)
 
-    return compiled(gradient)
-
-
-def _gradients(
-    x: tf.Tensor, gamma: tf.Tensor, mean: tf.Tensor, r: tf.Tensor, dz: tf.Tensor, product: tf.Tensor, norm: GroupNorm,
-    rounding: Rounding | None, noise: Noise,
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:  # fmt: skip
-    """Return dx, dgamma, dbeta from dz and dz * (x - mean)."""
-    pixels = x.shape[1] * x.shape[2]
-    sums, products = (tf.reduce_sum(each, [1, 2], keepdims=True) for each in (dz, product))
-    a = gamma * r
-    of_mean = group_mean(gamma * sums, norm) / pixels
-    of_deviation = group_mean(a * products, norm) / pixels
-    dx = _input_gradient(rounding)(dz, x, mean, a, -tf.square(r) * of_deviation, -r * of_mean, *noise)
-    return dx, tf.reduce_sum(r * products, [0, 1, 2]), tf.reduce_sum(sums, [0, 1, 2])
+    return compiled(value), compiled(slope), compiled(input_gradient)
 
 
 def _channel_sum(x: tf.Tensor) -> tf.Tensor:

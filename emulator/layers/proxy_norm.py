@@ -21,6 +21,7 @@ import tensorflow.compat.v1 as tf
 
 from base.gradient_rules import gradients
 from base.tracing import TensorFunction, traced
+from emulator.layers.activations import ACTIVATIONS
 from Models._layers import ProxyRule
 
 ROWS = BETA, GAMMA, MEAN, INVERSE_DEVIATION, EXTRA_BETA, EXTRA_GAMMA = range(6)
@@ -29,17 +30,13 @@ QUANTILES = np.array([NormalDist().inv_cdf((i + 0.5) / SAMPLES) for i in range(S
 DECAYED = (EXTRA_BETA, EXTRA_GAMMA)  # weight decay applies to these rows only.
 
 
-def activated(rule: ProxyRule, x: tf.Tensor) -> tf.Tensor:
-    """Return the activation of `rule` applied to x."""
-    return {"relu": tf.nn.relu, "relu6": tf.nn.relu6, "swish": tf.nn.silu}[rule.activation](x)
-
-
 def statistics(rule: ProxyRule, value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the proxy mean and the inverse proxy deviation [1, 1, channels], computed from the other rows of a variable."""
     beta, gamma, _, _, extra_beta, extra_gamma = tf.unstack(value)
     quantiles = tf.constant(QUANTILES.reshape(-1, 1, 1, 1), value.dtype)
     inner = (1 + extra_gamma) * quantiles + extra_beta
-    values = activated(rule, gamma * inner + beta)
+    activation = tf.nn.silu if rule.activation == "swish" else ACTIVATIONS[rule.activation].value
+    values = activation(gamma * inner + beta)
     mean = tf.reduce_mean(values, 0)
     variance = tf.reduce_mean(tf.square(values - mean), 0)
     return mean, tf.math.rsqrt(variance + rule.epsilon)

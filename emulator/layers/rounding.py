@@ -26,6 +26,7 @@ FRACTION, BIAS, SIGN, EXPONENT = 23, 127, -0x80000000, 0x7F800000  # the layout 
 MOST_MOVED = BIAS - 1  # the largest exponent of a scale: the scale and its reciprocal must be normal FP32 numbers.
 NARROW, UNSIGNED, SHORTENED = "narrow", "unsigned zero", "shortened"  # native kernels use the same names.
 _STORAGE_DTYPES = {FP16: tf.half, BF16: tf.bfloat16}
+Noise = tuple[tf.Tensor, ...]  # random bits (uint64 [batch, 1, ...] or []) of stochastic rounding, or () to round to nearest
 
 
 def storage_dtype(number_format: Format, otherwise: tf.DType = tf.float32) -> tf.DType:
@@ -35,20 +36,18 @@ def storage_dtype(number_format: Format, otherwise: tf.DType = tf.float32) -> tf
 
 @dataclass(frozen=True)
 class Rounding:
-    """The rounding of FP32 results to a format: to nearest, ties to even, or stochastically with the same mean.
+    """The rounding of FP32 results to a format: to nearest, ties to even, or with noise stochastically with the same mean.
 
     The code avoids tf.abs, tf.sign, tf.floor and similar functions. XLA makes each into a separate kernel and needs 14 ms
     longer to compile it, for every shape.
     """
 
-    stochastic: bool = False
     saturate: bool = False
     trap: bool = False  # an overflow becomes infinity, so that checks can distinguish it from NaN.
     format: Format = FP16
 
-    def __call__(self, x: tf.Tensor, noise: tuple[tf.Tensor, ...] = (), salt: int = 0) -> tf.Tensor:
-        """Return x rounded. With `noise` (uint64 [batch, 1, ...] or []), round stochastically; the random numbers depend on
-        noise, `salt` and the element's index. Without noise, round to nearest, ties to even."""
+    def __call__(self, x: tf.Tensor, noise: Noise = (), salt: int = 0) -> tf.Tensor:
+        """Return x rounded. Random numbers depend on noise, `salt` and the element's index."""
         if x.dtype != tf.float32:
             raise TypeError(f"narrow formats are emulated in FP32, not in {x.dtype.name}")
         bits = tf.bitcast(x, tf.int32)
@@ -98,7 +97,7 @@ class Rounding:
     def _shortened(self, size: tf.Tensor, uniform: tf.Tensor | None) -> tf.Tensor:
         """Round an absolute value, given as the int32 bits of FP32, to a shorter fraction, using integers only. Keep NaN."""
         unit = 1 << self._dropped
-        largest, beyond = (int(np.float32(number).view(np.int32)) for number in (self.format.largest, self.beyond))
+        largest, beyond = _bits_of(self.format.largest), _bits_of(self.beyond)
         rest = tf.bitwise.bitwise_and(size, unit - 1)
         if uniform is None:
             even = tf.bitwise.bitwise_and(tf.bitwise.right_shift(size, self._dropped), 1)
@@ -118,6 +117,10 @@ def _uniform(x: tf.Tensor, noise: tf.Tensor, salt: int) -> tf.Tensor:
     return draws.uniform_of_words(draws.bits(salt, noise), place)
 
 
+def _bits_of(x: float) -> int:
+    return int(np.float32(x).view(np.int32))
+
+
 FORWARD, BACKWARD = 0, 1  # these salts give different random numbers in the forward and backward pass.
 
 
@@ -127,11 +130,7 @@ def _compiled(rounding: Rounding, salt: int, dtype: tf.DType) -> TensorFunction:
 
 
 def rounded(
-    x: tf.Tensor,
-    rounding: Rounding,
-    noise: tuple[tf.Tensor, ...] = (),
-    salt: int = FORWARD,
-    dtype: tf.DType = tf.float32,
+    x: tf.Tensor, rounding: Rounding, noise: Noise = (), salt: int = FORWARD, dtype: tf.DType = tf.float32
 ) -> tf.Tensor:
     """Return rounding(x) in the given dtype, computed by the native kernel or by a function that XLA compiles."""
     kernels = library.load_for(x)
@@ -167,8 +166,8 @@ def recomputed(function: TensorFunction) -> TensorFunction:
     return lambda x, *others: (apply if x.dtype in _STORAGE_DTYPES.values() else function)(x, *others)
 
 
-def kernel_attributes(rounding: Rounding | None, noise: tuple[tf.Tensor, ...] = ()) -> dict[str, Any]:
-    """Return the arguments that tell a native operation how to round its results. Noise has the shape [batch, 1, ...]."""
+def kernel_attributes(rounding: Rounding | None, noise: Noise = ()) -> dict[str, Any]:
+    """Return the arguments that tell a native operation how to round its results."""
     if rounding is None:
         return {"rounding": "none", "noise": ()}
     return {"rounding": "random" if noise else "nearest", "noise": noise, **_attributes(rounding)}
@@ -185,15 +184,13 @@ def _attributes(rounding: Rounding) -> dict[str, Any]:
     }
 
 
-def rounded_gradient(
-    dy: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (), dtype: tf.DType = tf.float32
-) -> tf.Tensor:
+def rounded_gradient(dy: tf.Tensor, rounding: Rounding, noise: Noise = (), dtype: tf.DType = tf.float32) -> tf.Tensor:
     """Return a gradient rounded, in the given dtype."""
     return rounded(widened(dy), rounding, noise, BACKWARD, dtype)
 
 
 def value_rounded(
-    x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (), dtype: tf.DType = tf.float32, rule: Rule = widened
+    x: tf.Tensor, rounding: Rounding, noise: Noise = (), dtype: tf.DType = tf.float32, rule: Rule = widened
 ) -> tf.Tensor:
     """Return x rounded, in the given dtype, but do not round its gradient: it is rule(gradient of the result)."""
     kind = "PartitionedCall" if library.load_for(x) is None else "EmulatorRounding"
@@ -214,43 +211,29 @@ def range_factor(largest: tf.Tensor, number_format: Format) -> tf.Tensor:
     return tf.where_v2(usual, tf.bitcast(tf.bitwise.left_shift(exponent + BIAS, FRACTION), tf.float32), 1.0)
 
 
-def _bits_of(x: float) -> int:
-    return int(np.float32(x).view(np.int32))
-
-
 @cache
 def _scaled(rounding: Rounding, salt: int) -> TensorFunction:
     return compiled(lambda x, factor, *noise: rounding(x * factor, noise, salt) / factor)
 
 
-def scaled_value_rounded(
-    x: tf.Tensor, factor: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = ()
-) -> tf.Tensor:
-    """Return x, multiplied by `factor`, rounded, and divided by `factor`. Do not change the gradient of x."""
-    scaled = _scaled(rounding, FORWARD)
+def scaled_value_rounded(x: tf.Tensor, largest: tf.Tensor, rounding: Rounding, noise: Noise = ()) -> tf.Tensor:
+    """Return x, scaled by `range_factor`, rounded, and scaled back. Do not change the gradient of x."""
+    factor, scaled = range_factor(largest, rounding.format), _scaled(rounding, FORWARD)
     return by_rule("PartitionedCall", lambda x: scaled(x, factor, *noise), x, rule=lambda dy: dy)
 
 
-def scaled_gradient_rounded(
-    x: tf.Tensor, factor: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = ()
-) -> tf.Tensor:
-    """Return x. In the backward pass, multiply the gradient by `factor`, round it, and divide it by `factor`."""
-    scaled = _scaled(rounding, BACKWARD)
+def scaled_gradient_rounded(x: tf.Tensor, largest: tf.Tensor, rounding: Rounding, noise: Noise = ()) -> tf.Tensor:
+    """Return x. In the backward pass, scale the gradient by `range_factor`, round it, and scale it back."""
+    factor, scaled = range_factor(largest, rounding.format), _scaled(rounding, BACKWARD)
     return by_rule("Identity", tf.identity, x, rule=lambda dy: scaled(dy, factor, *noise))
 
 
-def gradient_rounded(
-    x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (), rounds_gradient: bool = True
-) -> tf.Tensor:
-    """Return x. In the backward pass, round the gradient if `rounds_gradient`."""
-
-    def gradient(dy: tf.Tensor) -> tf.Tensor:
-        return rounded_gradient(dy, rounding, noise, x.dtype) if rounds_gradient else dy
-
-    return by_rule("Identity", tf.identity, x, rule=gradient)
+def gradient_rounded(x: tf.Tensor, rounding: Rounding, noise: Noise = ()) -> tf.Tensor:
+    """Return x. In the backward pass, round the gradient."""
+    return by_rule("Identity", tf.identity, x, rule=lambda dy: rounded_gradient(dy, rounding, noise, x.dtype))
 
 
-def rounded_pixel_mean(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = ()) -> tf.Tensor:
+def rounded_pixel_mean(x: tf.Tensor, rounding: Rounding, noise: Noise = ()) -> tf.Tensor:
     """Return the mean over pixels [batch, 1, 1, channels] in FP32. All pixels get the same rounded gradient."""
 
     def gradient(dy: tf.Tensor) -> tf.Tensor:
@@ -269,13 +252,13 @@ def _adding(of_x: Rounding | None, of_sum: Rounding, count: int) -> TensorFuncti
 
 
 def add_rounded(
-    total: tf.Tensor, x: tf.Tensor, count: int, of_x: Rounding | None, of_sum: Rounding, noise: tuple[tf.Tensor, ...] = ()
+    total: tf.Tensor, x: tf.Tensor, count: int, of_x: Rounding | None, of_sum: Rounding, noise: Noise = ()
 ) -> tf.Tensor:
     """Return total + x / count. `of_x` rounds x; `of_sum` rounds the quotient and the sum."""
     flat = (tf.reshape(each, [-1]) for each in (total, x))
     return tf.reshape(_adding(of_x, of_sum, count)(*flat, *noise), total.shape)
 
 
-def round_without_gradient(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = ()) -> tf.Tensor:
+def round_without_gradient(x: tf.Tensor, rounding: Rounding, noise: Noise = ()) -> tf.Tensor:
     """Return x rounded. The result has no gradient."""
     return tf.reshape(rounded(tf.reshape(x, [-1]), rounding, noise), x.shape)

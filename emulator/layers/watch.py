@@ -1,4 +1,4 @@
-"""Count the gradients that narrow formats lose. Counting changes no result."""
+"""Look at values and gradients without changing them: are they finite, what do narrow formats lose, how large are they?"""
 
 from __future__ import annotations
 
@@ -11,6 +11,17 @@ from base.gradient_rules import by_rule
 from emulator.layers.rounding import widened
 from emulator.native import library
 from emulator.plan.number_formats import Format
+
+MARK = "floating-point exception"
+OVERFLOW, INVALID = "overflow or division by zero", "invalid operation (NaN)"
+
+
+def check_finite(x: tf.Tensor, where: str) -> tf.Tensor:
+    """Return x. If x is not finite, the session call fails with the message [MARK] [what happened] [where]."""
+    kind = tf.where_v2(tf.reduce_any(tf.math.is_inf(x)), OVERFLOW, INVALID)
+    finite = tf.reduce_all(tf.math.is_finite(x))
+    with tf.control_dependencies([tf.raw_ops.Assert(condition=finite, data=[MARK, kind, where])]):
+        return tf.identity(x)
 
 
 class WatchedLayers(NamedTuple):
@@ -69,10 +80,7 @@ class GradientWatch:
 
     def operand_amax(self, kernels: int) -> tf.Tensor:
         """Return the amax of each operand, float32 [kernels, 2]. Call this after the backward pass."""
-        amax = [
-            [self._operand_amax.get((kernel_index, kind), tf.zeros([])) for kind in (0, 1)]
-            for kernel_index in range(kernels)
-        ]
+        amax = [[self._operand_amax.get((index, kind), tf.zeros([])) for kind in (0, 1)] for index in range(kernels)]
         return tf.stack([tf.stack(each) for each in amax])
 
     def largest_gradient(self) -> tf.Tensor:

@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from base.gradient_rules import Rule, with_gradient
+from base.gradient_rules import Rule, by_rule, with_gradient
 from emulator.native import library
 from emulator.network.network import Network, Node
 from emulator.passes.target import Target
 from emulator.plan.number_formats import BF16, storage
 from emulator.plan.precision import Precision
 
+Build = Callable[..., tf.Tensor]
 FLOAT = "float32"
 _GROUP = 16  # native kernels need groups of 16 input and 16 output channels.
 _SMALL_GROUPS = 4, 8  # groups of these sizes are joined into larger groups; smaller groups would add too many zeros.
@@ -46,32 +47,42 @@ class Site(NamedTuple):
     exact: bool
     scaled: bool
 
-    @property
-    def native(self) -> frozenset[str]:
-        """The native operations that take FP32 operands, if the products are FP32."""
-        return frozenset(self.target.native) if self.products == FLOAT else frozenset()
+    @classmethod
+    def of(cls, node: Node, precision: Precision, target: Target) -> Site:
+        """Return what decides the kernel of a convolution."""
+        scaled, activation = bool(precision.scaled_kernels), precision.operands_of(node.variable("kernel")).activation
+        result = storage(precision.compute) if precision.rounds_results else FLOAT
+        narrowed = FLOAT if scaled else storage(activation)
+        operand = result if activation.contains(precision.compute) else narrowed
+        products = storage(BF16) if precision.native_arithmetic and node.groups == 1 else FLOAT
+        exact = not (precision.rounds_results or precision.rounds_operands)
+        return cls(node, target, operand, products, result, exact, scaled)
+
+    def has(self, operation: str) -> bool:
+        """Return whether there is a native operation, which takes FP32 operands, and the products are FP32."""
+        return self.products == FLOAT and f"emulator_{operation}" in self.target.native
 
     @property
     def stays_narrow(self) -> bool:
         """True if operand and result have 16 bits, and a kernel may round the result itself."""
-        node = self.node
-        padded = node.padding == "SAME" or node.stride == 1
-        return self.operand != FLOAT != self.result and not self.scaled and padded
-
-    @property
-    def joined(self) -> int:
-        """The number of groups that native kernels join into one, with zeros among the weights."""
-        return joined_groups(self.node)
+        return self.operand != FLOAT != self.result and not self.scaled and self.node.pads_same
 
     @property
     def channels(self) -> int:
         """The number of input channels of a group after joining."""
-        return self.node.source.channels // self.node.groups * self.joined
+        return self.node.source.channels // self.node.groups * _joined(self.node)
 
     @property
     def filters(self) -> int:
         """The number of output channels of a group after joining."""
-        return self.node.shape.channels // self.node.groups * self.joined
+        return self.node.shape.channels // self.node.groups * _joined(self.node)
+
+
+def _joined(node: Node) -> int:
+    """Return the number of groups that are joined into one, with zeros among the weights, or 1 if they stay separate."""
+    channels, filters = node.source.channels // node.groups, node.shape.channels // node.groups
+    several = _GROUP // channels if channels == filters and channels in _SMALL_GROUPS else 1
+    return several if node.groups % several == 0 else 1
 
 
 def _has_units(s: Site) -> bool:
@@ -87,11 +98,11 @@ def _has_narrow_core(s: Site) -> bool:
 
 def _has_filtering(s: Site) -> bool:
     fits = s.node.kernel == 3 and s.node.stride == 1 and s.channels % _FILTERED == s.filters % _FILTERED == 0
-    return fits and s.target.training and s.exact and "emulator_winograd_conv2d" in s.native
+    return fits and s.target.training and s.exact and s.has("winograd_conv2d")
 
 
 def _has_depthwise_gradient(s: Site) -> bool:
-    return s.node.is_depthwise and s.node.kernel in _DEPTHWISE and "emulator_depthwise_weights_gradient" in s.native
+    return s.node.is_depthwise and s.node.kernel in _DEPTHWISE and s.has("depthwise_weights_gradient")
 
 
 def _lacks_group_gradients(s: Site) -> bool:
@@ -104,7 +115,7 @@ def _has_weights_gradient(s: Site) -> bool:
         fits = s.channels == s.filters == _GROUP and s.target.lanes >= _WIDE
     else:
         fits = node.stride > 1 < node.kernel and s.filters % _FILTERS == 0 and s.channels not in _LEVEL_CHANNELS
-    return fits and "emulator_conv_weights_gradient" in s.native
+    return fits and s.has("conv_weights_gradient")
 
 
 def _has_few_strided_channels(s: Site) -> bool:
@@ -112,50 +123,72 @@ def _has_few_strided_channels(s: Site) -> bool:
     return s.node.kernel == 1 < s.node.stride and s.node.groups == 1 and s.channels < _VECTOR
 
 
-def native_convolution(
-    x: tf.Tensor,
-    weights: tf.Tensor,
-    stride: int,
-    results: Mapping[str, Any] | None = None,
-    arriving: Callable[[tf.Tensor], tf.Tensor] = lambda dy: dy,
-    of_input: Mapping[str, Any] | None = None,
-) -> tf.Tensor:
-    """Return the SAME-padded convolution of x, of FP32 or 16 bits, in any groups.
+class Narrow(NamedTuple):
+    """The roundings of a kernel that reads and returns 16-bit numbers.
 
-    `results` says how the result is rounded and stored (see `kernel_attributes`); by default, it is FP32 and not rounded.
-    `arriving` returns the gradient of the result as it is multiplied, and `of_input` says how the gradient of x is rounded.
+    `result` and `input_gradient` are arguments that tell a native operation how to round and store the result and the
+    gradient of the input. `result_gradient` returns the gradient of the result as products multiply it.
     """
-    kernels, sizes = library.load(), {"stride": stride, "groups": x.shape[-1] // weights.shape[2]}
+
+    result: Mapping[str, Any]
+    result_gradient: Callable[[tf.Tensor], tf.Tensor]
+    input_gradient: Mapping[str, Any]
+
+
+_UNROUNDED = Narrow({"noise": ()}, lambda dy: dy, {"noise": ()})
+
+
+def _with_gradients(
+    x: tf.Tensor, weights: tf.Tensor, forward: Build, of_input: Build, of_weights: Build,
+    result_gradient: Callable[[tf.Tensor], tf.Tensor] = lambda dy: dy,
+) -> tf.Tensor:  # fmt: skip
+    """Return forward(x, weights). The gradients are functions of (x, weights, gradient of the result)."""
 
     @with_gradient
     def convolution(x: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, Rule]:
         def rule(dy: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            dy, side = arriving(dy), {"rows": x.shape[1], "columns": x.shape[2], **(of_input or {"noise": ()})}
-            return (
-                kernels.emulator_convolution_input_gradient(dy=dy, weights=weights, **side, **sizes),
-                kernels.emulator_convolution_weights_gradient(x=x, dy=dy, kernel=weights.shape[0], **sizes),
-            )
+            dy = result_gradient(dy)
+            return of_input(x, weights, dy), of_weights(x, weights, dy)
 
-        return kernels.emulator_convolution(x=x, weights=weights, **sizes, **(results or {"noise": ()})), rule
+        return forward(x, weights), rule
 
     return convolution(x, weights)
 
 
-def padded(window: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor, stride: int, padding: str) -> tf.Tensor:
-    """Return window(x) with the given padding. `window` is an operation on windows of odd size with SAME padding.
+def _core(x: tf.Tensor, weights: tf.Tensor, node: Node, narrow: Narrow = _UNROUNDED) -> tf.Tensor:
+    kernels, sizes = library.load(), {"stride": node.stride, "groups": node.groups}
+    of_input = {"rows": x.shape[1], "columns": x.shape[2], **narrow.input_gradient, **sizes}
+    return _with_gradients(
+        x, weights,
+        lambda x, weights: kernels.emulator_convolution(x=x, weights=weights, **sizes, **narrow.result),
+        lambda x, weights, dy: kernels.emulator_convolution_input_gradient(dy=dy, weights=weights, **of_input),
+        lambda x, weights, dy: kernels.emulator_convolution_weights_gradient(x=x, dy=dy, kernel=node.kernel, **sizes),
+        narrow.result_gradient,
+    )  # fmt: skip
+
+
+def _units(x: tf.Tensor, weights: tf.Tensor, node: Node, narrow: Narrow) -> tf.Tensor:
+    build = _matrix_product if node.is_pointwise else plain
+    y = build(x, tf.cast(weights, x.dtype), node)
+    return by_rule("Identity", tf.identity, y, rule=lambda dy: tf.cast(narrow.result_gradient(dy), x.dtype))
+
+
+def padded(window: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor, node: Node) -> tf.Tensor:
+    """Return window(x) with the padding of a node. `window` is an operation on windows of odd size with SAME padding.
 
     SYMMETRIC padding differs from SAME only if the stride is two and a side of x is even. Then add a row or column of zeros,
     and drop the last row or column of the result.
     """
-    if padding == "SAME" or stride == 1:
-        return window(x)
     rows, columns = (1 - side % 2 for side in x.shape[1:3])
-    y = window(tf.pad(x, [[0, 0], [0, rows], [0, columns], [0, 0]]) if rows or columns else x)
-    return y[:, : y.shape[1] - rows, : y.shape[2] - columns] if rows or columns else y
+    if node.pads_same or not (rows or columns):
+        return window(x)
+    y = window(tf.pad(x, [[0, 0], [0, rows], [0, columns], [0, 0]]))
+    return y[:, : y.shape[1] - rows, : y.shape[2] - columns]
 
 
-def _depthwise(x: tf.Tensor, weights: tf.Tensor, node: Node) -> tf.Tensor:
-    return tf.nn.depthwise_conv2d_native(x, _of_channels(weights), [1, node.stride, node.stride, 1], "SAME")
+def depthwise(x: tf.Tensor, weights: tf.Tensor, node: Node) -> tf.Tensor:
+    """Return a depthwise convolution, with weights [kernel, kernel, 1, channels], by the operation of TensorFlow."""
+    return tf.nn.depthwise_conv2d_native(x, _of_channels(weights), **_window(node))
 
 
 def _of_channels(weights: tf.Tensor) -> tf.Tensor:
@@ -163,28 +196,25 @@ def _of_channels(weights: tf.Tensor) -> tf.Tensor:
     return tf.reshape(weights, [*weights.shape[:2], weights.shape[3], 1])
 
 
+def _window(node: Node) -> dict[str, Any]:
+    return {"strides": [1, node.stride, node.stride, 1], "padding": "SAME"}
+
+
 def _depthwise_own_gradient(x: tf.Tensor, weights: tf.Tensor, node: Node) -> tf.Tensor:
     """Return a depthwise convolution. A native kernel computes the gradient of the weights up to ten times as fast as
     oneDNN."""
-    place = {"strides": [1, node.stride, node.stride, 1], "padding": "SAME"}
 
-    @with_gradient
-    def convolution(x: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, Rule]:
-        def rule(dy: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            if node.stride == 1:  # convolve with the rotated kernel, in two thirds of the time of oneDNN's gradient.
-                dx = tf.nn.depthwise_conv2d_native(dy, tf.reverse(weights, [0, 1]), **place)
-            else:
-                dx = tf.nn.depthwise_conv2d_native_backprop_input(tf.shape(x), weights, dy, **place)
-            gradient = library.load().emulator_depthwise_weights_gradient
-            return dx, gradient(x=x, dy=dy, stride=node.stride, kernel=node.kernel)
+    def of_input(x: tf.Tensor, weights: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
+        if node.stride == 1:  # convolve with the rotated kernel, in two thirds of the time of oneDNN's gradient.
+            return tf.nn.depthwise_conv2d_native(dy, tf.reverse(weights, [0, 1]), **_window(node))
+        return tf.nn.depthwise_conv2d_native_backprop_input(tf.shape(x), weights, dy, **_window(node))
 
-        return tf.nn.depthwise_conv2d_native(x, weights, **place), rule
+    def of_weights(x: tf.Tensor, weights: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
+        gradient = library.load().emulator_depthwise_weights_gradient
+        return gradient(x=x, dy=dy, stride=node.stride, kernel=node.kernel)
 
-    return convolution(x, _of_channels(weights))
-
-
-def _core(x: tf.Tensor, weights: tf.Tensor, node: Node) -> tf.Tensor:
-    return native_convolution(x, weights, node.stride)
+    forward = partial(tf.nn.depthwise_conv2d_native, **_window(node))
+    return _with_gradients(x, _of_channels(weights), forward, of_input, of_weights)
 
 
 def _group_by_group(x: tf.Tensor, weights: tf.Tensor, node: Node) -> tf.Tensor:
@@ -231,43 +261,32 @@ def _diagonal(joined: int) -> tf.Tensor:
 def _filtering(x: tf.Tensor, weights: tf.Tensor, node: Node) -> tf.Tensor:
     """Return a convolution with 3 x 3 kernels, computed by Winograd's method. Forward and backward, 16 results take 36
     multiplications instead of 144, or 4 results take 16 instead of 36."""
-    kernels, joined = library.load(), joined_groups(node)
+    kernels, joined = library.load(), _joined(node)
     groups = node.groups // joined
-
-    @with_gradient
-    def convolution(x: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, Rule]:
-        def rule(dy: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            return (
-                kernels.emulator_winograd_conv2d_backprop_input(dy=dy, weights=weights, groups=groups),
-                kernels.emulator_winograd_conv2d_backprop_filter(x=x, dy=dy, groups=groups),
-            )
-
-        return kernels.emulator_winograd_conv2d(x=x, weights=weights, groups=groups), rule
-
-    return convolution(x, _join(weights, node.groups, joined))
+    return _with_gradients(
+        x, _join(weights, node.groups, joined),
+        lambda x, weights: kernels.emulator_winograd_conv2d(x=x, weights=weights, groups=groups),
+        lambda x, weights, dy: kernels.emulator_winograd_conv2d_backprop_input(dy=dy, weights=weights, groups=groups),
+        lambda x, weights, dy: kernels.emulator_winograd_conv2d_backprop_filter(x=x, dy=dy, groups=groups),
+    )  # fmt: skip
 
 
 def _own_gradient(x: tf.Tensor, weights: tf.Tensor, node: Node) -> tf.Tensor:
     """Return a convolution. A native kernel computes the gradient of the weights up to three times as fast as oneDNN."""
-    groups, joined, kernels = node.groups, joined_groups(node), library.load()
+    joined = _joined(node)
 
-    @with_gradient
-    def convolution(x: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, Rule]:
-        def rule(dy: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            place = {"strides": [1, node.stride, node.stride, 1], "padding": "SAME"}
-            window = {"stride": node.stride, "kernel": node.kernel, "groups": groups // joined}
-            dw = kernels.emulator_conv_weights_gradient(x=x, dy=dy, **window)
-            return (
-                tf.raw_ops.Conv2DBackpropInput(input_sizes=tf.shape(x), filter=weights, out_backprop=dy, **place),
-                _part(dw, groups, joined),
-            )
+    def of_input(x: tf.Tensor, weights: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
+        operands = {"input_sizes": tf.shape(x), "filter": weights, "out_backprop": dy}
+        return tf.raw_ops.Conv2DBackpropInput(**operands, **_window(node))
 
-        return plain(x, weights, node), rule
+    def of_weights(x: tf.Tensor, weights: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
+        sizes = {"stride": node.stride, "kernel": node.kernel, "groups": node.groups // joined}
+        return _part(library.load().emulator_conv_weights_gradient(x=x, dy=dy, **sizes), node.groups, joined)
 
-    return convolution(x, weights)
+    return _with_gradients(x, weights, partial(plain, node=node), of_input, of_weights)
 
 
-def matrix_product(x: tf.Tensor, weights: tf.Tensor, node: Node) -> tf.Tensor:
+def _matrix_product(x: tf.Tensor, weights: tf.Tensor, node: Node) -> tf.Tensor:
     """Return a convolution with weights [1, 1, channels, filters], computed as a matrix product. TensorFlow computes the
     gradients of a matrix product up to twice as fast."""
     channels, filters = weights.shape[2:]
@@ -304,64 +323,43 @@ def subsample(x: tf.Tensor, stride: int) -> tf.Tensor:
 
 
 def _subsampled_product(x: tf.Tensor, weights: tf.Tensor, node: Node) -> tf.Tensor:
-    return matrix_product(subsample(x, node.stride), weights, node)
+    return _matrix_product(subsample(x, node.stride), weights, node)
 
 
 class Kernel(NamedTuple):
-    """A kernel: its name, the convolutions that it fits, and its code: a function of (x, weights, node) with SAME padding.
+    """A row of `KERNELS`: the convolutions that a kernel fits, its code, and who rounds.
 
-    A kernel without code rounds the result itself: `_narrow_convolution` in tensorflow.py has its code.
+    The code is a function of (x, weights, node) with SAME padding. If a kernel rounds its results (`rounds_result`) or the
+    gradients of its inputs (`rounds_input`), the code has another argument, a `Narrow`.
     """
 
-    name: str
     fits: Callable[[Site], bool]
-    build: Callable[[tf.Tensor, tf.Tensor, Node], tf.Tensor] | None
+    build: Build
+    rounds_result: bool = False
+    rounds_input: bool = False
 
 
-NARROW_UNITS, NARROW_CORE = "16-bit units", "16-bit core"
-KERNELS = (
-    Kernel(NARROW_UNITS, _has_units, None),  # oneDNN on BF16 tensors
-    Kernel(NARROW_CORE, _has_narrow_core, None),  # convolution.cc
-    Kernel("filtering", _has_filtering, _filtering),  # winograd.cc
-    Kernel("depthwise, own gradient", _has_depthwise_gradient, _depthwise_own_gradient),  # depthwise_gradient.cc
-    Kernel("depthwise", lambda s: s.node.is_depthwise, _depthwise),
-    Kernel("core", lambda s: _lacks_group_gradients(s) and bool(s.native), _core),  # convolution.cc
-    Kernel("group by group", _lacks_group_gradients, _group_by_group),
-    Kernel("own gradient", _has_weights_gradient, _own_gradient),  # conv_gradient.cc
-    Kernel("matrix product", lambda s: s.node.kernel == s.node.stride == s.node.groups == 1, matrix_product),
-    Kernel("subsampled product", _has_few_strided_channels, _subsampled_product),
-    Kernel("plain", lambda s: True, plain),
-)
-BUILDS = {kernel.name: kernel.build for kernel in KERNELS if kernel.build}
+KERNELS = {
+    "16-bit units": Kernel(_has_units, _units, rounds_result=True),  # oneDNN on BF16 tensors
+    "16-bit core": Kernel(_has_narrow_core, _core, rounds_result=True, rounds_input=True),  # convolution.cc
+    "filtering": Kernel(_has_filtering, _filtering),  # winograd.cc
+    "depthwise, own gradient": Kernel(_has_depthwise_gradient, _depthwise_own_gradient),  # depthwise_gradient.cc
+    "depthwise": Kernel(lambda s: s.node.is_depthwise, depthwise),
+    "core": Kernel(lambda s: _lacks_group_gradients(s) and s.has("convolution"), _core),  # convolution.cc
+    "group by group": Kernel(_lacks_group_gradients, _group_by_group),
+    "own gradient": Kernel(_has_weights_gradient, _own_gradient),  # conv_gradient.cc
+    "matrix product": Kernel(lambda s: s.node.is_pointwise, _matrix_product),
+    "subsampled product": Kernel(_has_few_strided_channels, _subsampled_product),
+    "plain": Kernel(lambda s: True, plain),
+}
 
 
 def kernels(network: Network, precision: Precision, target: Target) -> Network:
     """Return the network in which each convolution names its kernel."""
-    nodes = (
-        replace(node, by=chosen(site(node, precision, target))) if node.op == "conv" else node for node in network.nodes
-    )
+
+    def chosen(node: Node) -> str:
+        site = Site.of(node, precision, target)
+        return next(name for name, kernel in KERNELS.items() if kernel.fits(site))
+
+    nodes = (replace(node, computed_by=chosen(node)) if node.op == "conv" else node for node in network.nodes)
     return replace(network, nodes=tuple(nodes))
-
-
-def chosen(convolution: Site) -> str:
-    """Return the name of the first kernel that fits."""
-    return next(kernel.name for kernel in KERNELS if kernel.fits(convolution))
-
-
-def site(node: Node, precision: Precision, target: Target) -> Site:
-    """Return what decides the kernel of a convolution."""
-    rounded, kernel = precision.rounds_results or precision.rounds_operands, node.variable("kernel")
-    activation = precision.operands_of(kernel).activation
-    rounds_operand = not activation.contains(precision.compute)
-    result = storage(precision.compute) if precision.rounds_results else FLOAT
-    operand = result if not rounds_operand else FLOAT if precision.scaled_kernels else storage(activation)
-    by_units = precision.native_arithmetic and node.groups == 1
-    products = storage(BF16) if by_units else FLOAT
-    return Site(node, target, operand, products, result, exact=not rounded, scaled=bool(precision.scaled_kernels))
-
-
-def joined_groups(node: Node) -> int:
-    """Return the number of groups that are joined into one, or 1 if they stay separate."""
-    channels, filters = node.source.channels // node.groups, node.shape.channels // node.groups
-    several = _GROUP // channels if channels == filters and channels in _SMALL_GROUPS else 1
-    return several if node.groups % several == 0 else 1

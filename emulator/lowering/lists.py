@@ -14,12 +14,9 @@ from emulator.passes.target import Target
 from emulator.plan.options import PASSES
 from emulator.plan.precision import Precision
 
-Pass = Callable[[Network], Network]
 
-
-def passes(precision: Precision, target: Target, watched: Collection[str] = ()) -> dict[str, Pass]:
-    """Return the passes on a block by name, in order. `watched` has the paths of the layers whose lost gradients are
-    counted."""
+def passes(precision: Precision, target: Target, watched: Collection[str] = ()) -> dict[str, Callable[[Network], Network]]:
+    """Return the passes on a block by name, in order. Lost gradients are counted at the layers whose paths are `watched`."""
     return {
         "normal-form": lambda network: normal_form(network, target),
         "formats": lambda network: formats(network, precision, target),
@@ -29,17 +26,11 @@ def passes(precision: Precision, target: Target, watched: Collection[str] = ()) 
     }
 
 
-def after(block: Network, name: str, precision: Precision, target: Target) -> Network:
-    """Return a block after the pass with this name."""
-    for own, each in passes(precision, target).items() if name != PASSES[0] else ():
-        block = each(block)
-        if own == name:
-            break
-    return block
-
-
-def prepared(network: Network, precision: Precision, target: Target, watched: Collection[str] = ()) -> Network:
-    """Return the network as it is lowered."""
-    for each in passes(precision, target, watched).values():
-        network = each(network)
+def prepared(
+    network: Network, precision: Precision, target: Target, watched: Collection[str] = (), last: str = PASSES[-1]
+) -> Network:
+    """Return the network as it is lowered, or as it is after the pass `last`."""
+    steps = passes(precision, target, watched)
+    for name in PASSES[1 : 1 + PASSES.index(last)]:
+        network = steps[name](network)
     return network

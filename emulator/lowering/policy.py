@@ -14,7 +14,6 @@ from tensorflow.python.util import _pywrap_util_port
 
 from base import draws
 from emulator.layers import proxy_norm
-from emulator.layers.checks import check_finite
 from emulator.layers.rounding import (
     Rounding,
     add_rounded,
@@ -22,12 +21,12 @@ from emulator.layers.rounding import (
     round_without_gradient,
     storage_dtype,
     value_rounded,
-    widened,
 )
+from emulator.layers.watch import check_finite
 from emulator.lowering.tensorflow import Lowering, OperandRoundings
 from emulator.native import library
 from emulator.passes.target import Target
-from emulator.plan.number_formats import BF16, FP16, FP32, Format
+from emulator.plan.number_formats import FP32, Format
 from emulator.plan.precision import ALL, EXCEPTIONS, OFF, Precision, is_kernel
 from Models._layers import Variable
 
@@ -54,22 +53,17 @@ class PrecisionPolicy:
     def lowering(self, weights: dict[str, tf.Tensor], target: Target, **context: Any) -> Lowering:
         """Return the lowering that rounds results, gradients and operands to their formats."""
         precision = self.precision
-        rounding = self._rounding(self._stochastic_results, precision.compute) if precision.rounds_results else None
-        operands = {"operands": self._operands} if precision.rounds_operands or precision.rounds_results else {}
         return Lowering(
-            weights=weights, target=target, seed=self._seed, rounding=rounding, stochastic=self._stochastic_results,
-            product_dtype=tf.bfloat16 if precision.native_arithmetic and operands else None, **operands,
-            **context,
+            weights=weights, target=target, seed=self._seed, operands=self._operands, stochastic=self._stochastic_results,
+            rounding=self._rounding(precision.compute) if precision.rounds_results else None,
+            product_dtype=tf.bfloat16 if precision.native_arithmetic else None, **context,
         )  # fmt: skip
 
     def _operands(self, kernel: str) -> OperandRoundings:
-        """Return the roundings of the operands of the layer with this kernel. None means no rounding."""
-        compute, formats = self.precision.compute, self.precision.operands_of(kernel)
-        activation, gradient = (
-            None if each.contains(compute) else self._rounding(self._stochastic_results, each)
-            for each in (formats.activation, formats.gradient)
-        )
-        kernels = self.precision.scaled_kernels
+        """Return the roundings of the operands of the layer with this kernel."""
+        kernels, formats = self.precision.scaled_kernels, self.precision.operands_of(kernel)
+        exact = [each.contains(self.precision.compute) for each in formats]
+        _, activation, gradient = (None if same else self._rounding(each) for each, same in zip(formats, exact))
         return OperandRoundings(activation, gradient, kernels.index(kernel) if kernels else None)
 
     def check_finite(self, x: tf.Tensor, where: str) -> tf.Tensor:
@@ -79,13 +73,7 @@ class PrecisionPolicy:
     # Variables
 
     def _dtype_of(self, number_format: Format) -> tf.DType:
-        if number_format == FP32:
-            return self._dtype
-        return storage_dtype(number_format, self._dtype)
-
-    def lacks_exact_dtype(self, number_format: Format) -> bool:
-        """Return whether the dtype in which a format is stored can hold numbers outside the format."""
-        return number_format not in (FP32, FP16, BF16)
+        return self._dtype if number_format == FP32 else storage_dtype(number_format, self._dtype)
 
     def cast_initial(self, number_format: Format, value: tf.Tensor) -> tf.Tensor:
         """Round an initial value to the nearest number of the variable's format."""
@@ -110,11 +98,9 @@ class PrecisionPolicy:
 
     def cast_for_all_reduce(self, gradient: tf.Tensor, all_reduce_format: Format) -> tf.Tensor:
         """Cast a gradient to the format of the all-reduce, rounding to nearest."""
-        return (
-            gradient
-            if all_reduce_format == FP32
-            else tf.cast(self._cast(gradient, all_reduce_format), storage_dtype(all_reduce_format))
-        )
+        if all_reduce_format == FP32:
+            return gradient
+        return tf.cast(self._cast(gradient, all_reduce_format), storage_dtype(all_reduce_format))
 
     # The following methods are for passes forward and backward.
 
@@ -122,17 +108,12 @@ class PrecisionPolicy:
         """Cast images [batch, side, side, channels] to the compute format and its dtype."""
         return tf.cast(self._cast(tf.cast(x, self._dtype), self.precision.compute), self._dtype_of(self.precision.compute))
 
-    def widen(self, x: tf.Tensor) -> tf.Tensor:
-        """Return a network's result in FP32 if it has 16 bits. The gradient of the result may be FP32."""
-        return widened(x)
-
     def cast_loss_gradient(self, dy: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
         """Cast the gradient of the loss [batch, classes] to the compute format. The result has no gradient."""
         if not self.precision.rounds_results:
             return dy
         noise = self._noise(self._stochastic_results, "rounding/loss", positions[:, None])
-        rounding = self._rounding(self._stochastic_results, self.precision.compute)
-        return value_rounded(dy, rounding, noise)
+        return value_rounded(dy, self._rounding(self.precision.compute), noise)
 
     def cast_gradient(self, name: str, gradient: tf.Tensor, *counters: tf.Tensor) -> tf.Tensor:
         """Cast the gradient of a variable in one pass to the compute format."""
@@ -149,11 +130,9 @@ class PrecisionPolicy:
         if self.precision.accumulator == FP32:
             return total + tf.cast(self.cast_gradient(name, gradient, *counters), total.dtype)
         noise = self._noise(self._stochastic_results, f"rounding/{name}", *counters)
-        gradient_rounding, sum_rounding = (
-            None if each == FP32 else self._rounding(self._stochastic_results, each)
-            for each in (self.precision.compute, self.precision.accumulator)
-        )
-        total = add_rounded(total, gradient, passes, gradient_rounding, sum_rounding, noise)
+        of_gradient = self._rounding(self.precision.compute) if self.precision.rounds_results else None
+        of_sum = self._rounding(self.precision.accumulator)
+        total = add_rounded(total, gradient, passes, of_gradient, of_sum, noise)
         return self.check_finite(total, f"the accumulated gradient of {name}")
 
     def mean_gradient(self, total: tf.Tensor, passes: int) -> tf.Tensor:
@@ -170,10 +149,10 @@ class PrecisionPolicy:
         """Round x to a format, to nearest or stochastically. `purpose` and `counters` determine the random numbers."""
         if to == FP32:
             return x
-        return round_without_gradient(x, self._rounding(stochastic, to), self._noise(stochastic, purpose, *counters))
+        return round_without_gradient(x, self._rounding(to), self._noise(stochastic, purpose, *counters))
 
-    def _rounding(self, stochastic: bool, to: Format) -> Rounding:
-        return Rounding(stochastic, self.precision.saturate_on_overflow, self.precision.checks == EXCEPTIONS, to)
+    def _rounding(self, to: Format) -> Rounding:
+        return Rounding(self.precision.saturate_on_overflow, self.precision.checks == EXCEPTIONS, to)
 
     def _noise(self, stochastic: bool, purpose: str, *counters: tf.Tensor) -> tuple[tf.Tensor, ...]:
         return (draws.bits(draws.key(self._seed, purpose), *counters),) if stochastic else ()

@@ -12,15 +12,22 @@ from functools import partial
 
 import tensorflow.compat.v1 as tf
 
-from emulator.layers import batch_norm, group_norm, proxy_norm
-from emulator.lowering.convolutions import padded
-from emulator.lowering.tensorflow import MOMENTS, OPERATIONS, Build, Lowering, scale_and_offset, with_more_channels
+from emulator.layers import batch_norm, group_norm
+from emulator.layers.activations import ACTIVATIONS
+from emulator.lowering.convolutions import depthwise, padded, plain
+from emulator.lowering.tensorflow import (
+    MOMENTS,
+    OPERATIONS,
+    Build,
+    Lowering,
+    proxy_rows,
+    scale_and_offset,
+    with_more_channels,
+)
 from emulator.network.network import Network, Node
 from emulator.passes.normal_form import normal_form
 from emulator.passes.target import Target
 from Models._norms import BatchNorm, GroupNorm
-
-_ACTIVATIONS = {"linear": lambda x: x, "relu": tf.nn.relu, "relu6": tf.nn.relu6, "swish": lambda x: x * tf.sigmoid(x)}
 
 
 def logits(network: Network, weights: Mapping[str, tf.Tensor], image: tf.Tensor) -> tf.Tensor:
@@ -39,20 +46,14 @@ def _with_groups_at_norms(network: Network) -> Network:
 
 
 def _conv(low: Lowering, node: Node, x: tf.Tensor) -> tf.Tensor:
-    weights = low.weight(node, "kernel")
-    if node.is_depthwise:
-        depthwise = tf.reshape(weights, [node.kernel, node.kernel, node.groups, 1])
-        strides = [1, node.stride, node.stride, 1]
-        window = partial(tf.nn.depthwise_conv2d_native, filter=depthwise, strides=strides, padding="SAME")
-    else:
-        window = partial(tf.nn.conv2d, filter=weights, strides=node.stride, padding="SAME")
-    return padded(window, x, node.stride, node.padding)
+    build = depthwise if node.is_depthwise else plain
+    return padded(partial(build, weights=low.weight(node, "kernel"), node=node), x, node)
 
 
 def _norm(low: Lowering, node: Node, x: tf.Tensor) -> tf.Tensor:
     if not isinstance(node.norm, (BatchNorm, GroupNorm)):
         return OPERATIONS["norm"](low, node, x)
-    return _ACTIVATIONS[node.activation](_linear(low, node, x, *scale_and_offset(low, node, x)))
+    return ACTIVATIONS[node.activation].value(_linear(low, node, x, *scale_and_offset(low, node, x)))
 
 
 def _linear(low: Lowering, node: Node, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tf.Tensor:
@@ -70,10 +71,9 @@ def _linear(low: Lowering, node: Node, x: tf.Tensor, gamma: tf.Tensor, beta: tf.
 
 
 def _proxy_norm(low: Lowering, node: Node, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    own = tf.unstack(low.weight(node, "proxy"))
-    beta, gamma, mean, inverse = (tf.reshape(own[row], [-1]) for row in proxy_norm.ROWS[:4])
-    y = _ACTIVATIONS[node.activation](_linear(low, node, x, gamma, beta)) - mean
-    return y * inverse if node.scaled else y, own[proxy_norm.INVERSE_DEVIATION][None]
+    (gamma, beta, mean, inverse), factor = proxy_rows(low, node)
+    y = ACTIVATIONS[node.activation].value(_linear(low, node, x, gamma, beta)) - mean
+    return y * inverse if node.scaled else y, factor
 
 
 _PORTABLE: Mapping[str, Build] = {
@@ -81,7 +81,7 @@ _PORTABLE: Mapping[str, Build] = {
     "conv": _conv,
     "norm": _norm,
     "proxy_norm": _proxy_norm,
-    "swish": lambda low, node, x: x * tf.sigmoid(x),
+    "swish": lambda low, node, x: ACTIVATIONS["swish"].value(x),
     "gate": lambda low, node, x, factor: x * factor,
     "subsample": lambda low, node, x: with_more_channels(node, x[:, :: node.stride, :: node.stride, :]),
 }

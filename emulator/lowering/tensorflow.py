@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,15 +18,13 @@ import tensorflow.compat.v1 as tf
 from base import draws
 from base.gradient_rules import by_rule, with_gradient
 from emulator.layers import activations, batch_norm, group_norm, proxy_norm
-from emulator.layers.checks import check_finite
 from emulator.layers.rounding import (
     BACKWARD,
+    Noise,
     Rounding,
     gradient_rounded,
     kernel_attributes,
-    range_factor,
     recomputed,
-    rounded,
     rounded_gradient,
     rounded_pixel_mean,
     scaled_gradient_rounded,
@@ -35,18 +33,16 @@ from emulator.layers.rounding import (
     value_rounded,
     widened,
 )
-from emulator.layers.watch import GradientWatch
-from emulator.lowering.convolutions import BUILDS, NARROW_CORE, matrix_product, native_convolution, padded, plain, subsample
+from emulator.layers.watch import GradientWatch, check_finite
+from emulator.lowering.convolutions import KERNELS, Narrow, padded, subsample
 from emulator.native import library
 from emulator.network.network import LINEAR, Network, Node
-from emulator.passes.checks import CHECK, COUNT, OBSERVE
-from emulator.passes.formats import SUM, rounds_inside
+from emulator.passes.formats import is_one_operation
 from emulator.passes.target import Target
 from emulator.plan.checkpoint_tensors import AMAX_HISTORY
 from Models._norms import BatchNorm, GroupNorm, Norm
 
 MOMENTS = "moving_mean", "moving_variance"  # the variables of batch norm that hold moving statistics
-_WITH_ACTIVATION = "norm", "proxy_norm", "conv_norm", "conv_bias"  # these compute the activation of their node
 Build = Callable[..., Any]  # arguments: lowering, node, a tensor for each input
 
 
@@ -94,8 +90,6 @@ class Lowering:
         """Return the result of a network for its inputs [batch, height, width, channels]."""
         values, table = dict(zip(network.inputs, inputs)), operations or OPERATIONS
         for node in network.nodes:
-            if node.activation != LINEAR and node.op not in _WITH_ACTIVATION:
-                raise NotImplementedError(f"{node.op} does not compute the activation {node.activation}")
             results = table[node.op](self, node, *(self._read(node, k, values[v]) for k, v in enumerate(node.inputs)))
             values |= zip(node.outputs, results if isinstance(results, tuple) else (results,))
         return values[network.output]
@@ -119,11 +113,11 @@ class Lowering:
         read = node.formats.reads[k] if node.formats.reads else None
         if read is not None:
             noise = self.noise(node, read.draw, x)
-            rounds = read.rounds and node.by != NARROW_CORE  # this kernel rounds the gradient itself
+            done = read.draw is None or (node.op == "conv" and KERNELS[node.computed_by].rounds_input)
             dtype = tf.float32 if read.adds else x.dtype  # sums of gradients are FP32
 
             def gradient(dy: tf.Tensor) -> tf.Tensor:
-                if rounds and dy.dtype == tf.float32:
+                if not done and dy.dtype == tf.float32:
                     return rounded_gradient(dy, self.rounding, noise, dtype)
                 return widened(dy) if read.adds else dy
 
@@ -132,8 +126,8 @@ class Lowering:
             x = by_rule("Identity", tf.identity, x, rule=lambda dy: check_finite(dy, f"{node.path}, backward"))
         return x
 
-    def noise(self, node: Node, number: int | None, x: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        """Return the random bits [batch, 1, ...] of a numbered rounding of a tensor like x, or () to round to nearest."""
+    def noise(self, node: Node, number: int | None, x: tf.Tensor) -> Noise:
+        """Return the random bits of a numbered rounding of a tensor like x."""
         if number is None or not self.stochastic or self.positions is None:
             return ()
         place = node.segment, number, x.shape.rank
@@ -149,7 +143,7 @@ class Lowering:
         noise = self.noise(node, node.formats.result, y)
 
         def rule(dy: tf.Tensor) -> tf.Tensor:
-            return rounded_gradient(dy, self.rounding, noise) if node.formats.rounds_arriving else widened(dy)
+            return rounded_gradient(dy, self.rounding, noise) if node.formats.rounds_gradient else widened(dy)
 
         return value_rounded(y, self.rounding, noise, self.dtype, rule)
 
@@ -157,9 +151,9 @@ class Lowering:
         """Return numbers of the format in the dtype of values between nodes."""
         if self.rounding is None or y.dtype == self.dtype:
             return y
-        return value_rounded(y, replace(self.rounding, stochastic=False), (), self.dtype)
+        return value_rounded(y, self.rounding, dtype=self.dtype)
 
-    def inside(self, node: Node, x: tf.Tensor) -> tuple[Rounding | None, tuple[tf.Tensor, ...]]:
+    def inside(self, node: Node, x: tf.Tensor) -> tuple[Rounding | None, Noise]:
         """Return rounding and noise for an operation that rounds its results and gradients itself."""
         return self.rounding, self.noise(node, node.formats.result, x)
 
@@ -169,27 +163,17 @@ class Lowering:
 
         @with_gradient
         def apply(*sources: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
-            return build(*sources, **self.rounded_by_kernel(noise)), lambda dy: rule(self.arriving(node, dy, noise))
+            return build(*sources, **self.rounded_by_kernel(noise)), lambda dy: rule(self.result_gradient(node, dy, noise))
 
         return apply(*sources)
 
-    def rounded_by_kernel(self, noise: tuple[tf.Tensor, ...]) -> dict[str, Any]:
+    def rounded_by_kernel(self, noise: Noise) -> dict[str, Any]:
         """Return the arguments that tell a native operation how to round and store its results."""
         return {**kernel_attributes(self.rounding, noise), "V": self.dtype}
 
-    def arriving(self, node: Node, dy: tf.Tensor, noise: tuple[tf.Tensor, ...]) -> tf.Tensor:
+    def result_gradient(self, node: Node, dy: tf.Tensor, noise: Noise) -> tf.Tensor:
         """Return the gradient of a result, rounded if this node must round it."""
-        return rounded_gradient(dy, self.rounding, noise, self.dtype) if node.formats.rounds_arriving else dy
-
-    def factors(self, node: Node, weights: tf.Tensor, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return weights and activations in the dtype of products. Products of groups have the dtype of the activations,
-        because TensorFlow is slow at products of groups in 16 bits."""
-        dtype = x.dtype if node.groups > 1 else self.product_dtype or x.dtype
-        return tf.cast(weights, dtype), tf.cast(x, dtype)
-
-    def as_results(self, y: tf.Tensor) -> tf.Tensor:
-        """Return a product in the dtype of results."""
-        return tf.cast(y, tf.float32) if y.dtype == self.product_dtype else y
+        return rounded_gradient(dy, self.rounding, noise, self.dtype) if node.formats.rounds_gradient else dy
 
 
 # products
@@ -205,7 +189,7 @@ def _operand(low: Lowering, node: Node, x: tf.Tensor) -> tf.Tensor:
         return value_rounded(x, rounding, noise, storage_dtype(rounding.format), rule=lambda dy: dy)
     if low.watch is not None:
         low.watch.record_operand_amax(kernel_index, 0, x)
-    return scaled_value_rounded(x, _factor(low, kernel_index, 0, rounding), rounding, noise)
+    return scaled_value_rounded(x, low.weights[AMAX_HISTORY][kernel_index, 0], rounding, noise)
 
 
 def _with_rounded_gradient(low: Lowering, node: Node, y: tf.Tensor) -> tf.Tensor:
@@ -213,73 +197,58 @@ def _with_rounded_gradient(low: Lowering, node: Node, y: tf.Tensor) -> tf.Tensor
     _, rounding, kernel_index = low.operands(node.variable("kernel"))
     if rounding is None or not low.target.training:
         return y
-    noise = low.noise(node, node.formats.arriving, y)
+    noise = low.noise(node, node.formats.gradient, y)
     if kernel_index is None:
         return gradient_rounded(y, rounding, noise)
-    y = scaled_gradient_rounded(y, _factor(low, kernel_index, 1, rounding), rounding, noise)
+    y = scaled_gradient_rounded(y, low.weights[AMAX_HISTORY][kernel_index, 1], rounding, noise)
     return y if low.watch is None else low.watch.record_gradient_amax(kernel_index, y)
 
 
-def _factor(low: Lowering, kernel_index: int, kind: int, rounding: Rounding) -> tf.Tensor:
-    """Return the power of two that scales a tensor into the range of its format. `kind` is 0 for an activation and 1 for a
-    gradient."""
-    return range_factor(low.weights[AMAX_HISTORY][kernel_index, kind], rounding.format)
+def _multiplied(low: Lowering, node: Node, multiply: Build, x: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    """Return multiply(x, weights), computed in the dtype of products. Products of groups have the dtype of the activations,
+    because TensorFlow is slow at products of groups in 16 bits."""
+    dtype = x.dtype if node.groups > 1 else low.product_dtype or x.dtype
+    y = multiply(tf.cast(x, dtype), tf.cast(weights, dtype))
+    return tf.cast(y, tf.float32) if dtype == low.product_dtype else y
 
 
 def _conv(low: Lowering, node: Node, x: tf.Tensor) -> tf.Tensor:
-    x, weights = _operand(low, node, x), low.weight(node, "kernel")
-    if node.by not in BUILDS:
-        return _narrow_convolution(low, node, x, weights)
+    x, weights, kernel = _operand(low, node, x), low.weight(node, "kernel"), KERNELS[node.computed_by]
+    if kernel.rounds_result:
+        return kernel.build(x, weights, node, _narrow(low, node, x))
 
-    def convolution(x: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-        weights, x = low.factors(node, weights, x)
-        window = partial(BUILDS[node.by], weights=weights, node=node)
-        return low.as_results(padded(window, x, node.stride, node.padding))
+    def multiply(x: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+        return padded(partial(kernel.build, weights=weights, node=node), x, node)
 
-    return low.result(node, _with_rounded_gradient(low, node, recomputed(convolution)(x, weights)))
-
-
-def _narrow_convolution(low: Lowering, node: Node, x: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """Return a convolution of 16-bit numbers whose kernel rounds the result."""
-    _, operand_rounding, _ = low.operands(node.variable("kernel"))
-    operand_noise = low.noise(node, node.formats.arriving, x)
-    noise = low.noise(node, node.formats.result, x)
-
-    def arriving(dy: tf.Tensor) -> tf.Tensor:
-        """Return the gradient of the result as the products of the gradients read it."""
-        dy = low.arriving(node, dy, noise)
-        if operand_rounding:
-            dy = rounded(widened(dy), operand_rounding, operand_noise, BACKWARD, storage_dtype(operand_rounding.format))
-        return dy
-
-    if node.by == NARROW_CORE:
-        return native_convolution(x, weights, node.stride, low.rounded_by_kernel(noise), arriving, _of_input(low, node, x))
-    build = matrix_product if node.kernel == node.stride == 1 else plain
-    y = build(x, tf.cast(weights, x.dtype), node)
-    return by_rule("Identity", tf.identity, y, rule=lambda dy: tf.cast(arriving(dy), x.dtype))
+    product = recomputed(partial(_multiplied, low, node, multiply))(x, weights)
+    return low.result(node, _with_rounded_gradient(low, node, product))
 
 
-def _of_input(low: Lowering, node: Node, x: tf.Tensor) -> dict[str, Any]:
-    """Return the arguments that tell a native convolution how to round and store the gradient of its input."""
+def _narrow(low: Lowering, node: Node, x: tf.Tensor) -> Narrow:
+    """Return the roundings for a kernel that rounds its result."""
+    rounding = low.operands(node.variable("kernel")).gradient
+    noise, noise_in_products = (low.noise(node, n, x) for n in (node.formats.result, node.formats.gradient))
+
+    def result_gradient(dy: tf.Tensor) -> tf.Tensor:
+        dy = low.result_gradient(node, dy, noise)
+        return rounded_gradient(dy, rounding, noise_in_products, storage_dtype(rounding.format)) if rounding else dy
+
     read = node.formats.reads[0] if node.formats.reads else None
-    if read is None or not read.rounds:
-        return {"noise": ()}
+    if read is None or read.draw is None:
+        return Narrow(low.rounded_by_kernel(noise), result_gradient, {"noise": ()})
     dtype = tf.float32 if read.adds else low.dtype
-    return {**kernel_attributes(low.rounding, low.noise(node, read.draw, x)), "salt": BACKWARD, "V": dtype}
+    input_gradient = {**kernel_attributes(low.rounding, low.noise(node, read.draw, x)), "salt": BACKWARD, "V": dtype}
+    return Narrow(low.rounded_by_kernel(noise), result_gradient, input_gradient)
 
 
 def _dense(low: Lowering, node: Node, x: tf.Tensor) -> tf.Tensor:
     operand = widened(_operand(low, node, _flat(widened(x))))
-    weights, operand = low.factors(node, low.weight(node, "kernel"), operand)
-    return low.result(node, _with_rounded_gradient(low, node, low.as_results(tf.matmul(operand, weights))))
+    product = _multiplied(low, node, tf.matmul, operand, low.weight(node, "kernel"))
+    return low.result(node, _with_rounded_gradient(low, node, product))
 
 
 def _flat(x: tf.Tensor) -> tf.Tensor:
     return tf.reshape(x, [-1, math.prod(x.shape[1:])])
-
-
-def _bias(low: Lowering, node: Node, x: tf.Tensor) -> tf.Tensor:
-    return low.result(node, tf.nn.bias_add(widened(x), low.weight(node, "bias")))
 
 
 # norms
@@ -305,39 +274,31 @@ def _group_norm(low: Lowering, node: Node, x: tf.Tensor, *, gamma: tf.Tensor, be
 def _batch_norm(
     low: Lowering, node: Node, x: tf.Tensor, *shortcuts: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor
 ) -> tf.Tensor:
-    if rounds_inside(node, low.target):
+    if is_one_operation(node, low.target):
         batch = x, gamma, beta, low.norm_parts, node.norm.epsilon, node.activation
         return low.stored(_with_statistics(low, node, batch_norm.native_batch_norm(*batch, *low.inside(node, x), shortcuts)))
-    y, activated = _batch_norm_in_fp32(low, node, x, gamma, beta)
     if low.rounding is None:
-        return y if activated else activated_by(node, y)
+        return _batch_norm_in_fp32(low, node, x, gamma, beta, node.activation)
+    y = _batch_norm_in_fp32(low, node, x, gamma, beta, LINEAR)
     if node.activation == LINEAR:
         return low.result(node, y)
     return low.stored(activations.rounded_activation(y, node.activation, *low.inside(node, y)))
 
 
 def _batch_norm_in_fp32(
-    low: Lowering, node: Node, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor
-) -> tuple[tf.Tensor, bool]:
-    """Return a batch norm that is not rounded, and whether it has applied the activation."""
-    epsilon, activation = node.norm.epsilon, LINEAR if low.rounding else node.activation
+    low: Lowering, node: Node, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, activation: str
+) -> tf.Tensor:
+    """Return a batch norm and an activation that are not rounded."""
     if low.target.uses_batch_statistics(node):
-        batch = widened(x), gamma, beta, low.norm_parts, epsilon
-        if low.sync_mean:
-            return _with_statistics(low, node, batch_norm.sync_batch_norm(*batch, low.sync_mean)), False
-        return _with_statistics(low, node, batch_norm.local_batch_norm(*batch)), False
-    moving = tuple(low.weight(node, name) for name in MOMENTS)
+        batch = widened(x), gamma, beta, low.norm_parts, node.norm.epsilon
+        normed = batch_norm.sync_batch_norm(*batch, low.sync_mean) if low.sync_mean else batch_norm.local_batch_norm(*batch)
+        return activations.activated(activation, _with_statistics(low, node, normed))
+    own = gamma, beta, tuple(low.weight(node, name) for name in MOMENTS), node.norm.epsilon
     if low.target.training:
-        return batch_norm.frozen_batch_norm(x, gamma, beta, moving, epsilon, activation), True
+        return batch_norm.frozen_batch_norm(x, *own, activation)
     x = widened(x)
-    done = batch_norm.native_inference(x, gamma, beta, moving, epsilon, activation)
-    return (batch_norm.inference(x, gamma, beta, moving, epsilon), False) if done is None else (done, True)
-
-
-def activated_by(node: Node, x: tf.Tensor) -> tf.Tensor:
-    """Return the activation of a norm, applied to FP32 numbers by itself."""
-    functions = {LINEAR: lambda x: x, "relu": tf.nn.relu, "relu6": tf.nn.relu6, "swish": activations.swish}
-    return functions[node.activation](x)
+    y = batch_norm.native_inference(x, *own, activation)
+    return activations.activated(activation, batch_norm.inference(x, *own)) if y is None else y
 
 
 def _with_statistics(low: Lowering, node: Node, normed: batch_norm.Normed) -> tf.Tensor:
@@ -347,11 +308,17 @@ def _with_statistics(low: Lowering, node: Node, normed: batch_norm.Normed) -> tf
 
 
 def _proxy_norm(low: Lowering, node: Node, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    own = tf.unstack(low.weight(node, "proxy"))
-    beta, gamma, *proxy = (tf.reshape(own[row], [-1]) for row in proxy_norm.ROWS[:4])
+    (gamma, beta, *proxy), factor = proxy_rows(low, node)
     arguments = x, gamma, beta, node.norm, node.activation, *low.inside(node, x)
-    y = group_norm.group_norm(*arguments, proxy=tuple(proxy), scaled=node.scaled)
-    return low.stored(y), own[proxy_norm.INVERSE_DEVIATION][None]
+    return low.stored(group_norm.group_norm(*arguments, proxy=tuple(proxy), scaled=node.scaled)), factor
+
+
+def proxy_rows(low: Lowering, node: Node) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Return gamma, beta, proxy mean and inverse deviation [channels] of proxy norm, and the inverse deviation [1, 1, 1,
+    channels] for other nodes."""
+    rows = tf.unstack(low.weight(node, "proxy"))
+    used = proxy_norm.GAMMA, proxy_norm.BETA, proxy_norm.MEAN, proxy_norm.INVERSE_DEVIATION
+    return [tf.reshape(rows[row], [-1]) for row in used], rows[proxy_norm.INVERSE_DEVIATION][None]
 
 
 # The arithmetic of each norm, with the activation after it.
@@ -365,22 +332,9 @@ def _relu(low: Lowering, node: Node, x: tf.Tensor) -> tf.Tensor:
     if not low.has("emulator_relu", x):
         return low.stored(recomputed(tf.nn.relu)(x))
     kernels = library.load()
-    y = by_rule(
-        "EmulatorRelu", lambda x: kernels.emulator_relu(x=x), x, rule=lambda dy: kernels.emulator_relu_gradient(x=y, dy=dy)
-    )
+    rule = lambda dy: kernels.emulator_relu_gradient(x=y, dy=dy)  # noqa: E731
+    y = by_rule("EmulatorRelu", lambda x: kernels.emulator_relu(x=x), x, rule=rule)
     return y
-
-
-def _relu6(low: Lowering, node: Node, x: tf.Tensor) -> tf.Tensor:
-    return low.stored(recomputed(tf.nn.relu6)(x))
-
-
-def _swish(low: Lowering, node: Node, x: tf.Tensor) -> tf.Tensor:
-    return low.stored(activations.swish(x, *low.inside(node, x)))
-
-
-def _sigmoid(low: Lowering, node: Node, x: tf.Tensor) -> tf.Tensor:
-    return low.result(node, tf.sigmoid(widened(x)))
 
 
 def _add(low: Lowering, node: Node, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
@@ -391,27 +345,24 @@ def _add(low: Lowering, node: Node, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 
 def _gate(low: Lowering, node: Node, x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    factor = widened(factor)
-    if not low.has("emulator_gate", x) or factor.shape[0] != x.shape[0]:
-        return low.result(node, activations.gate(x, factor))
-    kernels = library.load()
+    factor, kernels = widened(factor), library.load()
+    if "emulator_gate" not in low.target.native or factor.shape[0] != x.shape[0]:
+        return low.result(node, recomputed(tf.multiply)(x, factor))
 
-    def gradients(dy: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def gradients(x: tf.Tensor, factor: tf.Tensor, dy: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return tuple(kernels.emulator_gate_gradient(x=x, factor=factor, dy=dy))
 
-    return low.by_kernel(node, lambda x, f, **r: kernels.emulator_gate(x=x, factor=f, **r), gradients, x, factor)
-
-
-def _concat(low: Lowering, node: Node, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    return low.stored(tf.concat([widened(x), widened(y)], -1))
+    if low.has("emulator_gate", x):
+        own = lambda x, factor, **r: kernels.emulator_gate(x=x, factor=factor, **r)  # noqa: E731
+        return low.by_kernel(node, own, partial(gradients, x, factor), x, factor)
+    apply = with_gradient(lambda x, factor: (x * factor, partial(gradients, x, factor)))
+    return low.result(node, apply(x, factor))
 
 
 def _max_pool(low: Lowering, node: Node, x: tf.Tensor) -> tf.Tensor:
-    padding = "VALID" if node.padding == "VALID" else "SAME"
-    window = partial(tf.nn.max_pool2d, ksize=node.kernel, strides=node.stride, padding=padding)
-    if padding == "VALID":
-        return low.stored(recomputed(window)(x))
-    return low.stored(recomputed(lambda x: padded(window, x, node.stride, node.padding))(x))
+    valid = node.padding == "VALID"
+    window = partial(tf.nn.max_pool2d, ksize=node.kernel, strides=node.stride, padding="VALID" if valid else "SAME")
+    return low.stored(recomputed(window if valid else lambda x: padded(window, x, node))(x))
 
 
 def _global_mean(low: Lowering, node: Node, x: tf.Tensor) -> tf.Tensor:
@@ -421,27 +372,15 @@ def _global_mean(low: Lowering, node: Node, x: tf.Tensor) -> tf.Tensor:
     return low.result(node, rounded_pixel_mean(widened(x), low.rounding, noise))
 
 
-def _subsample(low: Lowering, node: Node, x: tf.Tensor) -> tf.Tensor:
-    return low.stored(with_more_channels(node, subsample(widened(x), node.stride)))
-
-
 def with_more_channels(node: Node, x: tf.Tensor) -> tf.Tensor:
     """Return x with as many channels as the node's result; the others are zero, half of them in front."""
     missing = node.shape.channels - node.source.channels
     return tf.pad(x, [[0, 0], [0, 0], [0, 0], [missing // 2, missing - missing // 2]])
 
 
-def _flatten(low: Lowering, node: Node, x: tf.Tensor) -> tf.Tensor:
-    return low.stored(_flat(widened(x)))
-
-
 def _dropout(low: Lowering, node: Node, x: tf.Tensor) -> tf.Tensor:
     elements = tf.reshape(tf.range(math.prod(x.shape[1:]), dtype=tf.int64), [1, *x.shape[1:]])
     return _keep(low, node, x, 1 - node.rate, elements)
-
-
-def _drop_path(low: Lowering, node: Node, x: tf.Tensor) -> tf.Tensor:
-    return _keep(low, node, x, node.rate)
 
 
 def _keep(low: Lowering, node: Node, x: tf.Tensor, probability: float, *elements: tf.Tensor) -> tf.Tensor:
@@ -479,16 +418,8 @@ def _conv_bias(low: Lowering, node: Node, x: tf.Tensor) -> tf.Tensor:
 
 
 def _sum_gradients(low: Lowering, node: Node, x: tf.Tensor) -> tf.Tensor:
-    noise = low.noise(node, node.formats.result, x)
-    return gradient_rounded(x, low.rounding, noise, node.formats.rounds_arriving)
-
-
-def _check(low: Lowering, node: Node, x: tf.Tensor) -> tf.Tensor:
-    return check_finite(x, f"{node.label}, forward")
-
-
-def _count(low: Lowering, node: Node, x: tf.Tensor) -> tf.Tensor:
-    return low.watch.watch_gradient(x, node.label)
+    rounds, noise = node.formats.rounds_gradient, low.noise(node, node.formats.result, x)
+    return gradient_rounded(x, low.rounding, noise) if rounds else tf.identity(x)
 
 
 def _observe(low: Lowering, node: Node, x: tf.Tensor) -> tf.Tensor:
@@ -505,9 +436,28 @@ def _observe(low: Lowering, node: Node, x: tf.Tensor) -> tf.Tensor:
 
 
 OPERATIONS: Mapping[str, Build] = {
-    "conv": _conv, "dense": _dense, "bias": _bias, "norm": _norm, "proxy_norm": _proxy_norm, "relu": _relu, "relu6": _relu6,
-    "swish": _swish, "sigmoid": _sigmoid, "add": _add, "gate": _gate, "concat": _concat, "max_pool": _max_pool,
-    "global_mean": _global_mean, "subsample": _subsample, "flatten": _flatten, "dropout": _dropout, "drop_path": _drop_path,
-    "conv_norm": _conv_norm, "conv_bias": _conv_bias,
-    SUM: _sum_gradients, CHECK: _check, COUNT: _count, OBSERVE: _observe,
-}  # fmt: skip
+    "conv": _conv,
+    "dense": _dense,
+    "bias": lambda low, node, x: low.result(node, tf.nn.bias_add(widened(x), low.weight(node, "bias"))),
+    "norm": _norm,
+    "proxy_norm": _proxy_norm,
+    "relu": _relu,
+    "relu6": lambda low, node, x: low.stored(recomputed(tf.nn.relu6)(x)),
+    "swish": lambda low, node, x: low.stored(activations.swish(x, *low.inside(node, x))),
+    "sigmoid": lambda low, node, x: low.result(node, tf.sigmoid(widened(x))),
+    "add": _add,
+    "gate": _gate,
+    "concat": lambda low, node, x, y: low.stored(tf.concat([widened(x), widened(y)], -1)),
+    "max_pool": _max_pool,
+    "global_mean": _global_mean,
+    "subsample": lambda low, node, x: low.stored(with_more_channels(node, subsample(widened(x), node.stride))),
+    "flatten": lambda low, node, x: low.stored(_flat(widened(x))),
+    "dropout": _dropout,
+    "drop_path": lambda low, node, x: _keep(low, node, x, node.rate),
+    "conv_norm": _conv_norm,
+    "conv_bias": _conv_bias,
+    "sum_gradients": _sum_gradients,
+    "check": lambda low, node, x: check_finite(x, f"{node.label}, forward"),
+    "count": lambda low, node, x: low.watch.watch_gradient(x, node.label),
+    "observe": _observe,
+}

@@ -7,17 +7,56 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from itertools import chain, count
+from typing import Any, NamedTuple
 
 from Models._layers import Variable
 from Models._norms import Norm
 
 LINEAR = "linear"  # an activation that changes nothing
 PRODUCTS = "conv", "dense"
-_FREE = ("flatten",)  # these operations cost nothing
+
+
+class Op(NamedTuple):
+    """The facts about an operation that passes and counts need."""
+
+    rounds_gradient: bool = False  # it can round the gradient that arrives at its result.
+    keeps_gradients: bool = False  # it returns gradients of the format if such a gradient arrives.
+    keeps_values: bool = False  # its results are numbers of the format without rounding.
+    activation: bool = False  # a norm may compute it, too.
+    moves: bool = False  # it computes nothing, so there is nothing to check.
+    free: bool = False  # it costs neither time nor memory.
+
+
+_MOVES = Op(keeps_gradients=True, keeps_values=True, moves=True)
+OPS = {
+    "conv": Op(rounds_gradient=True),
+    "dense": Op(rounds_gradient=True),
+    "bias": Op(rounds_gradient=True, keeps_gradients=True),
+    "norm": Op(rounds_gradient=True, keeps_gradients=True),
+    "proxy": Op(),
+    "proxy_norm": Op(keeps_gradients=True),
+    "relu": Op(keeps_gradients=True, keeps_values=True, activation=True),
+    "relu6": Op(keeps_gradients=True, keeps_values=True, activation=True),
+    "swish": Op(rounds_gradient=True, keeps_gradients=True, activation=True),
+    "sigmoid": Op(rounds_gradient=True),
+    "add": Op(rounds_gradient=True, keeps_gradients=True),
+    "gate": Op(rounds_gradient=True),
+    "concat": _MOVES,
+    "max_pool": Op(keeps_values=True),
+    "global_mean": Op(rounds_gradient=True, keeps_gradients=True),
+    "subsample": _MOVES,
+    "flatten": _MOVES._replace(free=True),
+    "dropout": Op(rounds_gradient=True),
+    "drop_path": Op(rounds_gradient=True),
+    "conv_norm": Op(),
+    "conv_bias": Op(),
+    **dict.fromkeys(("sum_gradients", "check", "count", "observe"), _MOVES),  # passes insert these.
+}
 
 
 class Shape(NamedTuple):
@@ -36,27 +75,26 @@ class Shape(NamedTuple):
 class Read(NamedTuple):
     """The treatment of the gradient that a node returns for one input."""
 
-    rounds: bool  # the node rounds the gradient to the format of results.
-    draw: int | None  # the number of this rounding in its segment, if it is stochastic.
+    draw: int | None  # the number of its rounding; None means that the node does not round it.
     adds: bool  # other nodes read the value too, so the gradient stays FP32 until it is added.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Formats:
-    """Who rounds the values around a node in narrow formats. Stochastic roundings are numbered within a segment.
+    """Who rounds the values around a node in narrow formats. Roundings are numbered within a segment, for random draws.
 
-    * `reads` has an entry for each input; None means that no gradient is rounded there.
+    * `reads` has an entry for each input; None means that the gradient stays as it is.
     * `result` and `pixels` number the roundings of the result, and of a mean over pixels before it.
-    * `rounds_arriving` means that the node rounds the gradient of its result.
-    * `operand` and `arriving` number the roundings of what a product multiplies: its input, and the gradient of its result.
+    * `rounds_gradient` means that the node rounds the gradient of its result.
+    * `operand` and `gradient` number the roundings of what a product multiplies: its input, and the gradient of its result.
     """
 
     reads: tuple[Read | None, ...] = ()
     result: int | None = None
     pixels: int | None = None
-    rounds_arriving: bool = False
+    rounds_gradient: bool = False
     operand: int | None = None
-    arriving: int | None = None
+    gradient: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +107,8 @@ class Node:
     * `rate` is the probability of dropout, or the survival rate of drop-path.
     * `scaled` means that proxy norm multiplies its result by the inverse deviation.
     * `label` is the name of the layer in the model, if it is not `op`.
-    * `formats` is set by the pass `formats`, `checked` by `checks`, `fused` by `fuse` (the operations that were fused), and
-      `by` by `kernels` (the kernel of a convolution).
+    * The passes set `formats`, `checked`, `fused` (the operations that were fused) and `computed_by` (the kernel of a
+      convolution).
     """
 
     op: str
@@ -93,7 +131,7 @@ class Node:
     formats: Formats = Formats()
     checked: bool = False
     fused: tuple[str, ...] = ()
-    by: str = ""
+    computed_by: str = ""
 
     @property
     def path(self) -> str:
@@ -114,9 +152,24 @@ class Node:
         """True if each filter of a convolution reads one channel, and each channel has one filter."""
         return self.op == "conv" and self.groups == self.source.channels == self.shape.channels > 1
 
+    @property
+    def is_pointwise(self) -> bool:
+        """True for a convolution of single pixels, which is a matrix product."""
+        return self.op == "conv" and self.kernel == self.stride == self.groups == 1
+
+    @property
+    def pads_same(self) -> bool:
+        """True if the padding has the effect of SAME."""
+        return self.padding == "SAME" or self.stride == 1
+
     def variable(self, name: str) -> str | None:
         """Return the full name of the variable whose name ends with `name`, or None."""
         return next((v.name for v in self.variables if v.name.rpartition("/")[2] == name), None)
+
+    def inserted(self, op: str, value: int, result: int, shape: Shape, **details: Any) -> Node:
+        """Return another node of this layer, from one value to another of the same shape."""
+        place = {"segment": self.segment, "scope": self.scope, "source": shape, "shape": shape}
+        return Node(op=op, inputs=(value,), outputs=(result,), **place, **details)
 
 
 @dataclass(frozen=True)
@@ -145,27 +198,29 @@ class Network:
         kept = tuple(node for node in self.nodes if node.segment in names)
         return Network(self.segments[first : last + 1], kept, entering, self.ends[first : last + 1])
 
+    def blocks(self, stages: Iterable[Sequence[str]], recomputation: bool) -> tuple[tuple[Network, ...], ...]:
+        """Return the blocks of each stage, whose gradients are computed together. With recomputation, each segment is a
+        block, which keeps its input and runs forward again. Passes run on each block, so nothing is fused across a cut."""
+        cut = ([(name,) for name in names] if recomputation else [names] for names in stages)
+        return tuple(tuple(self.block(names) for names in blocks) for blocks in cut)
+
     def without_classifier(self) -> Network:
         """Return the network up to the input of its dense layer."""
         place = next(k for k, node in enumerate(self.nodes) if node.op == "dense")
         return replace(self, nodes=self.nodes[:place], ends=(*self.ends[:-1], self.nodes[place].inputs[0]))
 
-    def readers(self) -> dict[int, int]:
+    def readers(self) -> Counter[int]:
         """Return how often each value is read. The network's result counts as read once more."""
-        counts = {self.output: 1}
-        for node in self.nodes:
-            for value in node.inputs:
-                counts[value] = counts.get(value, 0) + 1
-        return counts
+        return Counter([self.output, *(value for node in self.nodes for value in node.inputs)])
 
-    def new_values(self) -> Iterator[int]:
+    def new_values(self) -> count[int]:
         """Yield numbers that no value has."""
-        return iter(range(1 + max((v for node in self.nodes for v in node.outputs), default=max(self.inputs)), 1 << 60))
+        return count(1 + max(chain(self.inputs, *(node.outputs for node in self.nodes))))
 
     @cached_property
     def operations(self) -> tuple[Node, ...]:
         """The nodes that cost time or memory."""
-        return tuple(node for node in self.nodes if node.op not in _FREE)
+        return tuple(node for node in self.nodes if not OPS[node.op].free)
 
     @cached_property
     def by_segment(self) -> dict[str, tuple[Node, ...]]:

@@ -9,28 +9,21 @@ product narrow formats lose. An observer keeps what a product multiplies, for --
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from emulator.network.network import PRODUCTS, Network, Node
-from emulator.passes.formats import SUM
-
-CHECK, COUNT, OBSERVE = "check", "count", "observe"
-_CHECKED = (
-    *PRODUCTS, "bias", "norm", "proxy_norm", "relu", "relu6", "swish", "sigmoid", "add", "gate", "max_pool", "global_mean",
-    "dropout", "drop_path",
-)  # fmt: skip
+from emulator.network.network import OPS, PRODUCTS, Network, Node
 
 
 def checks(network: Network) -> Network:
     """Return the network with checks of each layer's result, and of the gradients that each layer returns."""
-    network = replace(network, nodes=tuple(replace(node, checked=node.op != SUM) for node in network.nodes))
-    return _followed(network, CHECK, _CHECKED)
+    nodes = tuple(replace(node, checked=node.op != "sum_gradients") for node in network.nodes)
+    return _followed(replace(network, nodes=nodes), "check", lambda node: not OPS[node.op].moves)
 
 
 def counts(network: Network, watched: Collection[str]) -> Network:
     """Return the network with a count after each convolution and dense layer whose path is watched."""
-    return _followed(network, COUNT, (*PRODUCTS, "bias"), watched)
+    return _followed(network, "count", lambda node: node.op in (*PRODUCTS, "bias") and node.path in watched)
 
 
 def observed(network: Network) -> Network:
@@ -41,27 +34,21 @@ def observed(network: Network) -> Network:
             nodes.append(node)
             continue
         kernel, x, y = node.variable("kernel"), next(new), next(new)
-        own = replace(node, inputs=(x,), outputs=(y,))
-        nodes += [_look(OBSERVE, node, node.inputs[0], x, kernel), own, _look(OBSERVE, node, y, node.outputs[0], kernel)]
+        before = node.inserted("observe", node.inputs[0], x, node.source, label=kernel)
+        after = node.inserted("observe", y, node.outputs[0], node.shape, label=kernel)
+        nodes += [before, replace(node, inputs=(x,), outputs=(y,)), after]
     return replace(network, nodes=tuple(nodes))
 
 
-def _followed(network: Network, op: str, ops: Collection[str], paths: Collection[str] | None = None) -> Network:
-    """Return the network with a node `op` after each of `ops` that ends a layer, on these paths (None: on all)."""
+def _followed(network: Network, op: str, wanted: Callable[[Node], bool]) -> Network:
+    """Return the network with a node `op` after each wanted node that ends a layer."""
     nodes, new = [], network.new_values()
     biased = {node.path for node in network.nodes if node.op == "bias"}  # there, the product does not end the layer
     for node in network.nodes:
-        ends = node.op in ops and not (node.op in PRODUCTS and node.path in biased)
-        if not ends or (paths is not None and node.path not in paths):
+        if not wanted(node) or (node.op in PRODUCTS and node.path in biased):
             nodes.append(node)
             continue
         made = next(new)
-        nodes += [replace(node, outputs=(made, *node.outputs[1:])), _look(op, node, made, node.outputs[0], node.path)]
+        look = node.inserted(op, made, node.outputs[0], node.shape, label=node.path)
+        nodes += [replace(node, outputs=(made, *node.outputs[1:])), look]
     return replace(network, nodes=tuple(nodes))
-
-
-def _look(op: str, node: Node, value: int, result: int, label: str) -> Node:
-    return Node(
-        op=op, inputs=(value,), outputs=(result,), segment=node.segment, scope=node.scope, source=node.shape,
-        shape=node.shape, label=label,
-    )  # fmt: skip

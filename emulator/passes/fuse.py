@@ -17,13 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from emulator.network.network import LINEAR, Network, Node
+from emulator.network.network import LINEAR, OPS, Network, Node
 from emulator.passes.target import Target
 from emulator.plan.precision import Precision
 from Models._norms import BatchNorm
 
-_AFTER_BIAS = "relu", "relu6", "swish", "sigmoid"
+Found = "tuple[Node, list[Node]] | None"
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,11 @@ class Neighbours:
         return maker if maker and self.readers[node.inputs[k]] == 1 and maker.outputs == (node.inputs[k],) else None
 
 
-Pattern = Callable[[Node, Neighbours], "tuple[Node, list[Node]] | None"]  # returns the new node, and those that it replaces
-
-
 def fuse(network: Network, precision: Precision, target: Target) -> Network:
     """Return the network with fused operations. Narrow formats and checks need each operation by itself."""
     if precision.rounds_results or precision.rounds_operands or precision.checks:
         return network
-    patterns = [each for name, training, each in PATTERNS if training == target.training and name in target.native]
+    patterns = [row.fused for row in PATTERNS if row.training == target.training and row.needs <= set(target.native)]
     made: dict[int, Node] = {}
     near = Neighbours(target, made, network.readers())
     for node in network.nodes:
@@ -63,7 +61,7 @@ def fuse(network: Network, precision: Precision, target: Target) -> Network:
     return replace(network, nodes=tuple(made.values()))
 
 
-def _norm_sum_relu(node: Node, near: Neighbours) -> tuple[Node, list[Node]] | None:
+def _norm_sum_relu(node: Node, near: Neighbours) -> Found:
     total = near.before(node) if node.op == "relu" else None
     if total is None or total.op != "add" or near.target.synced:
         return None
@@ -74,51 +72,48 @@ def _norm_sum_relu(node: Node, near: Neighbours) -> tuple[Node, list[Node]] | No
     return None
 
 
-def _conv_norm(node: Node, near: Neighbours) -> tuple[Node, list[Node]] | None:
+def _conv_norm(node: Node, near: Neighbours) -> Found:
     conv = near.before(node) if isinstance(node.norm, BatchNorm) else None
-    if conv is None or not (_is_pointwise(conv) or (conv.is_depthwise and _pads_same(conv))):
+    if conv is None or not (conv.is_pointwise or (conv.is_depthwise and conv.pads_same)):
         return None
-    fused = replace(
-        conv, op="conv_norm", norm=node.norm, activation=node.activation, variables=conv.variables + node.variables
-    )
-    gate = near.before(conv) if _is_pointwise(conv) else None
+    own = {"norm": node.norm, "activation": node.activation, "variables": conv.variables + node.variables}
+    gate = near.before(conv) if conv.is_pointwise else None
     if gate and gate.op == "gate" and gate.inputs[1] in near.made:
-        return replace(fused, inputs=gate.inputs), [gate, conv]
-    return fused, [conv]
+        return replace(conv, op="conv_norm", **own, inputs=gate.inputs), [gate, conv]
+    return replace(conv, op="conv_norm", **own), [conv]
 
 
-def _conv_bias(node: Node, near: Neighbours) -> tuple[Node, list[Node]] | None:
-    bias = near.before(node) if node.op in _AFTER_BIAS else None
+def _conv_bias(node: Node, near: Neighbours) -> Found:
+    bias = near.before(node) if node.op == "sigmoid" or OPS[node.op].activation else None
     conv = near.before(bias) if bias and bias.op == "bias" else None
-    return _with_bias(conv, bias, node.op, near) if conv and _is_pointwise(conv) else None
+    return _with_bias(conv, bias, [conv, bias], node.op, near) if conv and conv.is_pointwise else None
 
 
-def _dense_bias(node: Node, near: Neighbours) -> tuple[Node, list[Node]] | None:
+def _dense_bias(node: Node, near: Neighbours) -> Found:
     dense = near.before(node) if node.op == "bias" else None
-    return _with_bias(dense, node, LINEAR, near) if dense and dense.op == "dense" else None
+    return _with_bias(dense, node, [dense], LINEAR, near) if dense and dense.op == "dense" else None
 
 
-def _with_bias(product: Node, bias: Node, activation: str, near: Neighbours) -> tuple[Node, list[Node]]:
+def _with_bias(product: Node, bias: Node, replaced: list[Node], activation: str, near: Neighbours) -> Found:
     fused = replace(product, op="conv_bias", activation=activation, variables=product.variables + bias.variables)
-    replaced = [product] if product.op == "dense" else [product, bias]
     mean = near.before(product)
     if mean and mean.op == "global_mean":
         return replace(fused, inputs=mean.inputs, source=mean.source), [mean, *replaced]
     return fused, replaced
 
 
-def _is_pointwise(node: Node) -> bool:
-    return node.op == "conv" and node.kernel == node.stride == node.groups == 1
+class Pattern(NamedTuple):
+    """A row of `PATTERNS`: a function of a node and its neighbours, whether it is for training, and the native operations
+    that it needs. The function returns the new node and the nodes before that it replaces, or None."""
+
+    fused: Callable[[Node, Neighbours], Found]
+    training: bool
+    needs: frozenset[str] = frozenset()
 
 
-def _pads_same(node: Node) -> bool:
-    return node.padding == "SAME" or node.stride == 1
-
-
-# the native operation, whether it is for training, and the pattern
-PATTERNS: tuple[tuple[str, bool, Pattern], ...] = (
-    ("emulator_batch_norm", True, _norm_sum_relu),
-    ("emulator_pointwise_conv_norm", False, _conv_norm),
-    ("emulator_pointwise_conv_bias", False, _conv_bias),
-    ("emulator_pointwise_conv_bias", False, _dense_bias),
+PATTERNS = (
+    Pattern(_norm_sum_relu, True, frozenset({"emulator_batch_norm"})),
+    Pattern(_conv_norm, False, frozenset({"emulator_pointwise_conv_norm"})),
+    Pattern(_conv_bias, False, frozenset({"emulator_pointwise_conv_bias"})),
+    Pattern(_dense_bias, False, frozenset({"emulator_pointwise_conv_bias"})),
 )

@@ -13,10 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from emulator.network.network import PRODUCTS, Network, Node
+from emulator.network.network import OPS, PRODUCTS, Network, Node
 from emulator.passes.target import Target
-
-ACTIVATIONS = "relu", "relu6", "swish"  # a norm may compute these itself
 
 
 def normal_form(network: Network, target: Target) -> Network:
@@ -26,7 +24,7 @@ def normal_form(network: Network, target: Target) -> Network:
     new, readers, nodes = network.new_values(), network.readers(), []
     made: dict[int, int] = {}  # maps a value to the place of the norm that makes it
     for node in network.nodes:
-        place = made.get(node.inputs[0]) if node.op in (*ACTIVATIONS, "proxy") else None
+        place = made.get(node.inputs[0]) if OPS[node.op].activation or node.op == "proxy" else None
         if place is not None and readers[node.inputs[0]] == 1 and nodes[place].segment == node.segment:
             nodes[place] = _joined(nodes[place], node)
             continue
@@ -49,10 +47,7 @@ def _with_bias_apart(node: Node, new: Iterator[int]) -> list[Node]:
         return [node]
     product = next(new)
     own = tuple(v for v in node.variables if v not in bias)
-    after = Node(
-        op="bias", inputs=(product,), outputs=node.outputs, segment=node.segment, scope=node.scope, source=node.shape,
-        shape=node.shape, variables=tuple(bias), label=node.op,
-    )  # fmt: skip
+    after = node.inserted("bias", product, node.outputs[0], node.shape, variables=tuple(bias), label=node.op)
     return [replace(node, outputs=(product,), variables=own), after]
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from emulator.network.network import PRODUCTS, Network, Node
-from emulator.passes.formats import SUM
+from emulator.network.network import LINEAR, PRODUCTS, Network, Node
 from emulator.plan.precision import ALL, Precision
 
 HEAD = "values", "operation", "layer", "result", "format", "kernel", "rounds"
@@ -27,16 +26,8 @@ def printed(network: Network, precision: Precision) -> str:
 def _row(node: Node, precision: Precision) -> tuple[str, ...]:
     height, width, channels = node.shape
     shape = f"{height}x{width}x{channels}" if height * width > 1 else str(channels)
-    values = f"{_values(node.outputs)} = {_values(node.inputs)}"
-    return (
-        values,
-        operation(node),
-        node.path.removeprefix("all/"),
-        shape,
-        _format(node, precision),
-        node.by,
-        _rounds(node, precision),
-    )
+    values, layer = f"{_values(node.outputs)} = {_values(node.inputs)}", node.path.removeprefix("all/")
+    return values, operation(node), layer, shape, _format(node, precision), node.computed_by, _rounds(node, precision)
 
 
 def operation(node: Node) -> str:
@@ -47,7 +38,7 @@ def operation(node: Node) -> str:
     if node.kernel:
         name += f" {node.kernel}x{node.kernel}" + (f"/{node.stride}" if node.stride > 1 else "")
         return name + (f" in {node.groups} groups" if node.groups > 1 and not node.is_depthwise else "")
-    return f"{name} + {node.activation}" if node.activation != "linear" else name
+    return f"{name} + {node.activation}" if node.activation != LINEAR else name
 
 
 def _values(numbers: Iterable[int]) -> str:
@@ -55,14 +46,11 @@ def _values(numbers: Iterable[int]) -> str:
 
 
 def _format(node: Node, precision: Precision) -> str:
-    """Return the format of the result, and of what a product multiplies if it is narrower."""
+    """Return the format of the result, and of what a product multiplies if it differs."""
     result = precision.compute.name
     if node.op not in PRODUCTS:
         return result
-    operands = precision.operands_of(node.variable("kernel"))
-    weight, activation, gradient = (
-        min(each, precision.compute, key=lambda f: f.contains(precision.compute)).name for each in operands
-    )
+    weight, activation, gradient = (each.name for each in precision.operands_of(node.variable("kernel")))
     products = f"{weight} x {activation}" + (f", {gradient} back" if gradient != activation else "")
     return result if {weight, activation, gradient} == {result} else f"{products} -> {result}"
 
@@ -71,14 +59,11 @@ def _rounds(node: Node, precision: Precision) -> str:
     """Return who rounds: the result, the gradient that arrives there, and the gradients that the node returns. Stochastic
     roundings have their number in the segment."""
     formats = node.formats
-    named = [(formats.operand, "operand"), (formats.arriving, "gradient in products"), (formats.pixels, "mean")]
-    parts = [(number, what) for number, what in named if number is not None]
-    if node.op == SUM:
-        parts += [(formats.result, "sum")] * formats.rounds_arriving
-    elif formats.result is not None:
-        parts.append((formats.result, "result" + " and its gradient" * formats.rounds_arriving))
-    for value, read in zip(node.inputs, formats.reads):
-        if read and read.rounds:
-            parts.append((read.draw, f"gradient of %{value}"))
+    parts = [(formats.operand, "operand"), (formats.gradient, "gradient in products"), (formats.pixels, "mean")]
+    if node.op == "sum_gradients":
+        parts += [(formats.result, "sum")] * formats.rounds_gradient
+    else:
+        parts.append((formats.result, "result" + " and its gradient" * formats.rounds_gradient))
+    parts += [(read.draw, f"gradient of %{value}") for value, read in zip(node.inputs, formats.reads) if read]
     stochastic = precision.stochastic == ALL
-    return ", ".join(what + f" ({number})" * stochastic for number, what in parts)
+    return ", ".join(what + f" ({number})" * stochastic for number, what in parts if number is not None)

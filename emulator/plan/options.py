@@ -19,7 +19,7 @@ PASSES = (
     "checks",
     "fuse",
     "kernels",
-)  # over a network, in order: emulator/passes/lists.py
+)  # over a network, in order: emulator/lowering/lists.py
 
 
 def _fold(value: str) -> str | None:

@@ -14,11 +14,11 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from base.gradient_rules import gradients
+from emulator.layers.rounding import widened
 from emulator.layers.watch import GradientWatch
 from emulator.lowering.lists import prepared
 from emulator.lowering.policy import PrecisionPolicy
 from emulator.network.network import Network
-from emulator.passes import stages
 from emulator.passes.target import Target
 from emulator.plan.plan import ExecutionPlan
 from emulator.plan.schedules import BACKWARD, FORWARD
@@ -72,7 +72,7 @@ def stage_blocks(
         variables = tuple(v.name for v in part.variables if v.name in trained)
         return Block(prepared(part, policy.precision, target, watched), target, variables)
 
-    parts = stages.blocks(network, plan)
+    parts = network.blocks(plan.stages, plan.options.enable_recomputation)
     return tuple(tuple(block(part, device) for part in own) for own, device in zip(parts, plan.stage_devices))
 
 
@@ -144,7 +144,7 @@ def run_pass(
             x, statistics = current_pass.forward(stage, cells.begin(stage, FORWARD, x))
             x = cells.end(stage, FORWARD, x, statistics)
     with tf.device(plan.stage_devices[-1]):
-        logits = network.policy.widen(tf.identity(x))
+        logits = widened(tf.identity(x))
         loss = tf.reduce_mean(network.loss(logits, features))
         accuracy = tf.reduce_mean(network.correct(logits, features["label"]))
         # Gradients must be as large as in a pass of one micro-batch, because narrow formats would lose smaller gradients. So

@@ -21,7 +21,7 @@ from tensorflow.python.client.timeline import Timeline
 
 from base.draws import Keys, Seed
 from base.tracing import compiling_ahead
-from emulator.layers.checks import MARK
+from emulator.layers.watch import MARK
 from emulator.native import library
 from emulator.plan import timings
 from emulator.plan.plan import PlanError

@@ -16,6 +16,7 @@ from emulator.layers.initial_values import initial_value
 from emulator.lowering.policy import PrecisionPolicy
 from emulator.plan import number_formats
 from emulator.plan.checkpoint_tensors import AMAX_HISTORY, EMA, FP32_COPY, LOSS_SCALE, STEP, STEP_SHAPE
+from emulator.plan.number_formats import BF16, FP16, FP32
 from emulator.plan.precision import SINGLE, Precision
 from emulator.program.optimised_graph import OptimisedGraph
 from Models._layers import Variable
@@ -89,7 +90,7 @@ class ProgramVariables:
             return ""
         precision = self._policy.precision
         stored = (precision.slot_format if slot else precision.stored_format)(self._variables[own])
-        return stored.name if self._policy.lacks_exact_dtype(stored) else ""
+        return "" if stored in (FP32, FP16, BF16) else stored.name
 
     def read(self) -> dict[str, tf.Tensor]:
         """Return the weights of the model in the formats that layers use."""

@@ -65,20 +65,21 @@ def table_after(run: Run, name: str, training: bool) -> str:
     """Return the network of each block after the pass with this name. TensorFlow is imported, because the passes depend on
     the native operations."""
     tf_runtime.import_tensorflow("3")
-    from emulator.lowering.lists import after
+    from emulator.lowering.lists import prepared
     from emulator.lowering.policy import PrecisionPolicy
     from emulator.native import library
-    from emulator.passes import stages
     from emulator.passes.printed import printed
 
     library.load()
     policy, plan = PrecisionPolicy(run.plan.precision), run.plan
     tables = []
-    for number, (parts, device) in enumerate(zip(stages.blocks(run.network, plan), plan.stage_devices)):
+    for number, (parts, device) in enumerate(
+        zip(run.network.blocks(plan.stages, plan.options.enable_recomputation), plan.stage_devices)
+    ):
         target = policy.target(device, training=training, frozen=run.frozen_statistics)
         for block in parts:
             title = (
                 f"stage {number}, {block.segments[0]} to {block.segments[-1]}\n" if len(plan.stages) * len(parts) > 1 else ""
             )
-            tables.append(title + printed(after(block, name, policy.precision, target), policy.precision))
+            tables.append(title + printed(prepared(block, policy.precision, target, last=name), policy.precision))
     return "\n\n".join(tables)

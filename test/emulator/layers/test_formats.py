@@ -132,11 +132,11 @@ def test_stochastic_rounding_keeps_mean(name, way):
         share = draw.uniform()
         x = np.full(20_000, below + share * (above - below), np.float32)
         share = (float(x[0]) - below) / (above - below)  # in FP32
-        found = rounded(-x, Rounding(stochastic=True, format=number_format), 5)
+        found = rounded(-x, Rounding(format=number_format), 5)
         assert {*found} <= {-np.float32(below), -np.float32(above)}
         assert abs(np.mean(found == -np.float32(above)) - share) < 5 * math.sqrt(0.25 / x.size)
     exact = np.concatenate([steps, -steps]).astype(np.float32)
-    assert same(rounded(exact, Rounding(stochastic=True, format=number_format), 6), exact)
+    assert same(rounded(exact, Rounding(format=number_format), 6), exact)
 
 
 def test_kernels_and_xla_draw_same(monkeypatch):
@@ -146,7 +146,7 @@ def test_kernels_and_xla_draw_same(monkeypatch):
     for name, saturate in (("bf16", False), ("bf16", True), ("e4m3fnuz", False), ("e5m2", True), ("e6m9", False)):
         number_format = number_formats.by_name(name)
         values = np.concatenate([patterns(number_format)[:300_000], np.float32([3e38, np.inf, -np.inf, np.nan])])
-        rounding = Rounding(stochastic=True, saturate=saturate, format=number_format)
+        rounding = Rounding(saturate=saturate, format=number_format)
         by_kernels = rounded(values, rounding, 7)
         monkeypatch.setenv(library.SWITCH, "0")
         assert same(rounded(values, rounding, 7), by_kernels)

@@ -12,9 +12,10 @@ import tensorflow.compat.v1 as tf
 from networks import built
 
 from base.gradient_rules import gradients
+from emulator.layers.activations import activated
 from emulator.layers.rounding import widened
 from emulator.lowering import portable
-from emulator.lowering.tensorflow import NORMS, Lowering, activated_by
+from emulator.lowering.tensorflow import NORMS, Lowering
 from emulator.network.network import Node
 from emulator.network.recorder import record_layers
 from emulator.plan.precision import OFF, SINGLE, by_name
@@ -34,7 +35,7 @@ def rms_norm(low: Lowering, node: Node, x: tf.Tensor, *, gamma: tf.Tensor, beta:
     x = widened(x)
     square = tf.reduce_mean(tf.square(x), axis=[1, 2, 3], keepdims=True)
     y = x * tf.math.rsqrt(square + node.norm.epsilon) * gamma + beta
-    return low.result(node, activated_by(node, y))
+    return low.result(node, activated(node.activation, y))
 
 
 def half(x: np.ndarray) -> np.ndarray:

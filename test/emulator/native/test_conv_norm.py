@@ -12,7 +12,6 @@ import tensorflow.compat.v1 as tf
 from networks import built
 
 from emulator.inference.inference_program import logits_of
-from emulator.layers.activations import RELU, RELU6, SWISH
 from emulator.lowering import lists
 from emulator.native import library
 from emulator.network.network import LINEAR
@@ -33,11 +32,11 @@ def normed(layers: Layers, x: Tensor, activation: str) -> Tensor:
     return layers.norm(x, NORM) if activation == LINEAR else layers.norm_activation(x, NORM, activation)
 
 
-def pointwise(filters: int, activation: str = SWISH) -> Network:
+def pointwise(filters: int, activation: str = "swish") -> Network:
     return lambda layers, x: normed(layers, layers.conv(x, filters, 1, INITIAL), activation)
 
 
-def depthwise(kernel: int, stride: int, activation: str = SWISH) -> Network:
+def depthwise(kernel: int, stride: int, activation: str = "swish") -> Network:
     def network(layers: Layers, x: Tensor) -> Tensor:
         channels = layers.channels(x)
         return normed(layers, layers.conv(x, channels, kernel, INITIAL, stride=stride, groups=channels), activation)
@@ -50,7 +49,7 @@ def squeezed(filters: int) -> Network:
 
     def network(layers: Layers, x: Tensor) -> Tensor:
         gate = layers.global_mean(x)
-        for name, width, act in (("1", 5, SWISH), ("2", layers.channels(x), "sigmoid")):
+        for name, width, act in (("1", 5, "swish"), ("2", layers.channels(x), "sigmoid")):
             with layers.scope(name):
                 gate = getattr(layers, act)(layers.conv(gate, width, 1, INITIAL, bias=True))
         y = layers.conv(layers.gate(x, gate), filters, 1, INITIAL)
@@ -68,13 +67,13 @@ def biased(filters: int) -> Network:
 CASES = {
     "pointwise": ((2, 14, 14, 32), pointwise(64), "PointwiseConvNorm"),
     "few filters": ((1, 9, 11, 24), pointwise(8, LINEAR), "PointwiseConvNorm"),
-    "odd numbers": ((3, 5, 7, 13), pointwise(19, RELU6), "PointwiseConvNorm"),
-    "one pixel": ((1, 1, 1, 40), pointwise(77, RELU), "PointwiseConvNorm"),
+    "odd numbers": ((3, 5, 7, 13), pointwise(19, "relu6"), "PointwiseConvNorm"),
+    "one pixel": ((1, 1, 1, 40), pointwise(77, "relu"), "PointwiseConvNorm"),
     "deep": ((1, 7, 7, 1152), pointwise(320), "PointwiseConvNorm"),
     "large": ((4, 112, 112, 16), pointwise(96), "PointwiseConvNorm"),
     "large and odd": ((5, 112, 112, 4), pointwise(90), "PointwiseConvNorm"),
     "depthwise 3": ((2, 14, 14, 32), depthwise(3, 1), "DepthwiseConvNorm"),
-    "depthwise 3, stride 2": ((1, 15, 9, 24), depthwise(3, 2, RELU), "DepthwiseConvNorm"),
+    "depthwise 3, stride 2": ((1, 15, 9, 24), depthwise(3, 2, "relu"), "DepthwiseConvNorm"),
     "depthwise 5": ((3, 7, 7, 48), depthwise(5, 1), "DepthwiseConvNorm"),
     "depthwise 5, stride 2": ((2, 8, 13, 20), depthwise(5, 2, LINEAR), "DepthwiseConvNorm"),
     "depthwise 2, stride 3": ((2, 6, 7, 3), depthwise(2, 3), "DepthwiseConvNorm"),

@@ -12,8 +12,6 @@ from emulator.lowering.policy import PrecisionPolicy
 from emulator.native import library
 from emulator.network.network import PRODUCTS, Network
 from emulator.network.recorder import record
-from emulator.passes import stages
-from emulator.passes.formats import SUM
 from emulator.passes.target import Target
 from emulator.plan.machine import Machine
 from emulator.plan.options import DeviceOptions
@@ -105,7 +103,11 @@ def test_nothing_is_fused_across_blocks(name):
         plan = planned(network, **options)
         blocks = [each for stage in stage_blocks(plan, network, PrecisionPolicy(SINGLE), ()) for each in stage]
         assert sum(bool(node.fused) for each in blocks for node in each.network.nodes) == fused
-        for each, part in zip(blocks, (part for stage in stages.blocks(network, plan) for part in stage), strict=True):
+        for each, part in zip(
+            blocks,
+            (part for stage in network.blocks(plan.stages, plan.options.enable_recomputation) for part in stage),
+            strict=True,
+        ):
             assert {node.segment for node in each.network.nodes} <= set(part.segments)
 
 
@@ -125,9 +127,9 @@ def numbers(network: Network) -> dict[tuple[str, str], list[int]]:
     """Return the numbers of the roundings in each segment, forward and backward. The directions have different noise."""
     found = defaultdict(list)
     for node in network.nodes:
-        of, rounds_gradients = node.formats, node.norm is not None or node.formats.rounds_arriving
-        forward = of.operand, of.result if node.op != SUM else None
-        backward = *(r.draw for r in of.reads if r), of.arriving, of.pixels, of.result if rounds_gradients else None
+        of, rounds_gradients = node.formats, node.norm is not None or node.formats.rounds_gradient
+        forward = of.operand, of.result if node.op != "sum_gradients" else None
+        backward = *(r.draw for r in of.reads if r), of.gradient, of.pixels, of.result if rounds_gradients else None
         for direction, draws in (("forward", forward), ("backward", backward)):
             found[node.segment, direction] += [number for number in draws if number is not None]
     return dict(found)
