@@ -1,5 +1,4 @@
-"""Frozen inference programs: graphs that contain their weights. One kind is a file for the inference server. The other kind
-has only plain TensorFlow operations, for other runtimes."""
+"""Graphs that contain their weights: files for the inference server, and graphs of plain operations for other runtimes."""
 
 from __future__ import annotations
 
@@ -18,29 +17,20 @@ from emulator.program.runtime import named_faults, new_graph, session_config
 from emulator.program.variables import ProgramVariables, VariableHandles
 from Models._layers import Variable
 
-# The prefix avoids conflicts with the names of the network's operations.
-_IMAGES, _LOGITS, _LOGIT, _CLASS, _IDENTITY = (
-    f"frozen_{name}" for name in ("images", "logits", "max_logit", "class", "identity")
-)
-
+# These names do not conflict with those of the network's operations.
+_IMAGES, _LOGITS, _LOGIT, _CLASS = "frozen_images", "frozen_logits", "frozen_max_logit", "frozen_class"
+_IDENTITY = "frozen_identity"
 IMAGE, PROBABILITIES = "image", "probabilities"  # a portable graph has tensors with these names.
 
 
 def freeze(
-    network: Network,
-    *,
-    shape: tuple[int, int, int, int],
-    prepare: Callable[[tf.Tensor], tf.Tensor],
-    values: Mapping[str, np.ndarray] | None,
-    seed: int,
-    precision: Precision,
-    identity: str,
-) -> bytes:
+    network: Network, *, shape: tuple[int, int, int, int], prepare: Callable[[tf.Tensor], tf.Tensor],
+    values: Mapping[str, np.ndarray] | None, seed: int, precision: Precision, identity: str,
+) -> bytes:  # fmt: skip
     """Return a program as bytes. The program maps uint8 images of `shape` to the largest logit and the class of each image.
 
-    `prepare` is a function from the images to the network's input. `values` has the weights by name; None means the initial
-    weights of `seed`. `identity` describes the source of the program; `FrozenProgram` rejects a program with another
-    identity.
+    `prepare` maps the images to the network's input. `values` has the weights by name; None means the initial weights of
+    `seed`. `identity` describes the source of the program.
     """
     constants = _weights(network.variables, values, seed, precision)
     with new_graph().as_default() as graph:
@@ -54,16 +44,11 @@ def freeze(
 
 
 def portable_graph(
-    network: Network,
-    *,
-    side: int,
-    prepare: Callable[[tf.Tensor], tf.Tensor],
-    values: Mapping[str, np.ndarray],
+    network: Network, *, side: int, prepare: Callable[[tf.Tensor], tf.Tensor], values: Mapping[str, np.ndarray]
 ) -> tf.GraphDef:
-    """Return a graph that maps uint8 IMAGE [batch, side, side, 3] to float32 PROBABILITIES [batch, classes].
+    """Return a graph that maps uint8 IMAGE [batch, side, side, 3] to float32 PROBABILITIES [batch, classes], for any batch.
 
-    The batch may have any size. The graph computes in FP32 and uses only plain TensorFlow operations. `prepare` and `values`
-    are the same as in `freeze`.
+    The graph computes in FP32 with plain TensorFlow operations. `prepare` and `values` are the same as in `freeze`.
     """
     constants = _weights(network.variables, values, 0, SINGLE)
     with tf.Graph().as_default() as graph:
@@ -107,7 +92,7 @@ class FrozenProgram:
     """A loaded program. Several threads may call it at once."""
 
     def __init__(self, program: bytes) -> None:
-        """Load a program. Raise ValueError if the bytes are no such program."""
+        """Raise ValueError if the bytes are no program of `freeze`."""
         definition = tf.GraphDef()
         try:
             definition.ParseFromString(_unsealed(program))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
@@ -25,8 +25,7 @@ from emulator.program.variables import ProgramVariables, VariableHandles
 
 @dataclass(frozen=True)
 class Score:
-    """The sums that validation computes: the names, the function from (logits, labels) to the sums of a micro-batch, and the
-    shapes."""
+    """The sums that validation computes. `sums` maps (logits, labels) to the sums of a micro-batch, by name."""
 
     names: tuple[str, ...]
     sums: Callable[[tf.Tensor, tf.Tensor], dict[str, tf.Tensor]]
@@ -35,30 +34,23 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceSpec:
-    """The specification of a validation program.
-
-    `device` is the TensorFlow device of the network, and `seed` the seed of the stream. `mirrored` means that probabilities
-    are averaged over each image and its mirror image.
-    """
+    """The specification of a validation program."""
 
     network: Network
     score: Score
     device: str = "/cpu:0"
     precision: Precision = SINGLE
-    seed: int = 0
-    mirrored: bool = False
+    seed: int = 0  # of the stream
+    mirrored: bool = False  # average the probabilities over each image and its mirror image.
 
 
 class InferenceProgram(Program):
-    """A compiled validation program in its own graph. The loop over micro-batches runs on the device.
-
-    Samples with labels below 0 fill the last micro-batch and do not count.
-    """
+    """A compiled validation program in its own graph, with the loop over micro-batches on the device. Samples with labels
+    below 0 fill the last micro-batch and do not count."""
 
     def __init__(self, inference: InferenceSpec, stream: Stream, cache_entry: CacheEntry | None = None) -> None:
         """`stream` delivers the images to validate. `cache_entry` is the entry in the program cache."""
-        self.names, device = inference.score.names, inference.device
-        write = partial(_write, inference)
+        self.names, device, write = inference.score.names, inference.device, partial(_write, inference)
         super().__init__(write, stream, (device,), inference.seed, place=device, cache_entry=cache_entry)
 
     def compile(self) -> None:
@@ -80,7 +72,7 @@ class InferenceProgram(Program):
         raises an exception, the call ends before the next micro-batch, and the program cannot be used again."""
         with named_faults(lambda: "validation"):
             # the main thread must be free to handle signals.
-            running = self._device.submit(self.session.run, self._names["step"], dict(zip(self._names["fed"], (first, end))))
+            running = self._device.submit(self.session.run, *self._call(first, end))
             try:
                 sums = running.result()
             except BaseException:
@@ -93,15 +85,17 @@ class InferenceProgram(Program):
         return dict(zip(self.names, sums))
 
     def stop(self) -> None:
-        """End the current call of `step` before the next micro-batch, and later calls at once. The returned sums are
-        invalid."""
+        """End the current call of `step` before the next micro-batch, and later calls at once. Their sums are invalid."""
         self.session.run(self._names["stop"])
 
     def profile(self, first: int, end: int) -> tuple[Mapping[str, Any], ...]:
         """Run `step` over micro-batches first..end-1. Return the times of all operations as events of a Chrome trace."""
         options, trace = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), tf.RunMetadata()
-        self.session.run(self._names["step"], dict(zip(self._names["fed"], (first, end))), options, trace)
+        self.session.run(*self._call(first, end), options, trace)
         return operation_events(trace)
+
+    def _call(self, first: int, end: int) -> tuple[Sequence[str], dict[str, int]]:
+        return self._names["step"], dict(zip(self._names["fed"], (first, end)))
 
 
 def logits_of(network: Network, weights: Mapping[str, tf.Tensor], image: tf.Tensor, precision: Precision) -> tf.Tensor:
@@ -115,11 +109,12 @@ def logits_of(network: Network, weights: Mapping[str, tf.Tensor], image: tf.Tens
 def _answers(inference: InferenceSpec, weights: Mapping[str, tf.Tensor], image: tf.Tensor) -> tf.Tensor:
     """Return the logits [batch, classes]. If `mirrored`, return the logarithms of the mean probabilities instead, which can
     be used like logits."""
+    images = tf.concat([image, tf.reverse(image, [2])], 0) if inference.mirrored else image
+    logits = logits_of(inference.network, weights, images, inference.precision)
     if not inference.mirrored:
-        return logits_of(inference.network, weights, image, inference.precision)
-    both = logits_of(inference.network, weights, tf.concat([image, tf.reverse(image, [2])], 0), inference.precision)
-    logarithms = tf.nn.log_softmax(tf.cast(both, tf.float32))
-    return tf.reduce_logsumexp(tf.stack(tf.split(logarithms, 2)), 0) - math.log(2)
+        return logits
+    both = tf.split(tf.nn.log_softmax(tf.cast(logits, tf.float32)), 2)
+    return tf.reduce_logsumexp(tf.stack(both), 0) - math.log(2)
 
 
 def _write(inference: InferenceSpec, seed: Seed, next_features: NextFeatures) -> ProgramGraph:
@@ -138,13 +133,9 @@ def _write(inference: InferenceSpec, seed: Seed, next_features: NextFeatures) ->
 
 
 def _sums(
-    inference: InferenceSpec,
-    next_features: NextFeatures,
-    weights: ProgramVariables,
-    stop: tf.Variable,
-    first: tf.Tensor,
+    inference: InferenceSpec, next_features: NextFeatures, weights: ProgramVariables, stop: tf.Variable, first: tf.Tensor,
     end: tf.Tensor,
-) -> list[tf.Tensor]:
+) -> list[tf.Tensor]:  # fmt: skip
     """Return the float64 sums of the device loop over micro-batches, in the order of the names."""
     values, score = weights.read(), inference.score
 

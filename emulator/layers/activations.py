@@ -1,8 +1,4 @@
-"""Activations with their gradients.
-
-XLA compiles swish into one function, and also the rounding of a result together with the next activation. With `rounding`,
-every result and every gradient is rounded to a narrow format.
-"""
+"""Activations with their gradients. With `rounding`, every result and every gradient is rounded to a narrow format."""
 
 from __future__ import annotations
 
@@ -24,16 +20,12 @@ def exact(x: tf.Tensor, noise: Noise = (), salt: int = 0) -> tf.Tensor:
 
 
 class Activation(NamedTuple):
-    """An activation. `in_xla` has the values of `value`; XLA computes this expression faster than TensorFlow's operation.
-
-    `gradient` is a function of the input and of the gradient of the result. `rounds` means that results need rounding, even
-    if the input has numbers of the format.
-    """
+    """An activation."""
 
     value: TensorFunction
-    in_xla: TensorFunction
-    gradient: TensorFunction
-    rounds: bool = False
+    in_xla: TensorFunction  # the same values; XLA computes this expression faster than TensorFlow's operation.
+    gradient: TensorFunction  # a function of the input, and of the gradient of the result.
+    rounds: bool = False  # the results of numbers of a format need rounding.
 
 
 def _swish(x: tf.Tensor) -> tf.Tensor:
@@ -45,20 +37,24 @@ def _swish_gradient(x: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
     return dy * s * (1 + x * (1 - s))
 
 
-def _gradient_where(linear: TensorFunction) -> TensorFunction:
-    """Return the gradient of an activation that changes no number where `linear` is true, and is constant elsewhere."""
-    return lambda z, dy: tf.where_v2(linear(z), dy, tf.zeros_like(dy))
-
-
 ACTIVATIONS: Mapping[str, Activation] = {
     LINEAR: Activation(lambda z: z, lambda z: z, lambda z, dy: dy),
-    "relu": Activation(tf.nn.relu, lambda z: tf.maximum(z, 0.0), _gradient_where(lambda z: z > 0)),
+    "relu": Activation(
+        tf.nn.relu, lambda z: tf.maximum(z, 0.0), lambda z, dy: tf.where_v2(z > 0, dy, tf.zeros_like(dy))
+    ),
     "relu6": Activation(
         tf.nn.relu6, lambda z: tf.minimum(tf.maximum(z, 0.0), 6.0),
-        _gradient_where(lambda z: tf.logical_and(z > 0, z < 6)),
+        lambda z, dy: tf.where_v2(tf.logical_and(z > 0, z < 6), dy, tf.zeros_like(dy)),
     ),
     "swish": Activation(_swish, _swish, _swish_gradient, rounds=True),
 }  # fmt: skip
+
+
+def swish(x: tf.Tensor, rounding: Rounding | None = None, noise: Noise = ()) -> tf.Tensor:
+    """Return x * sigmoid(x). The backward pass keeps only x."""
+    value, slope = _swish_kernels(rounding)
+    rule = lambda dy: slope(widened(x, again=True), widened(dy), *noise)  # noqa: E731
+    return by_rule("PartitionedCall", value, widened(x), *noise, rule=rule)
 
 
 @cache
@@ -68,13 +64,6 @@ def _swish_kernels(rounding: Rounding | None) -> tuple[TensorFunction, TensorFun
         compiled(lambda x, *noise: rounded(_swish(x), noise, 0)),
         compiled(lambda x, dy, *noise: rounded(_swish_gradient(x, rounded(dy, noise, 1)), noise, 2)),
     )
-
-
-def swish(x: tf.Tensor, rounding: Rounding | None = None, noise: Noise = ()) -> tf.Tensor:
-    """Return x * sigmoid(x). The backward pass keeps only x."""
-    value, slope = _swish_kernels(rounding)
-    rule = lambda dy: slope(widened(x, again=True), widened(dy), *noise)  # noqa: E731
-    return by_rule("PartitionedCall", value, widened(x), *noise, rule=rule)
 
 
 def activated(activation: str, x: tf.Tensor) -> tf.Tensor:
@@ -90,14 +79,11 @@ def rounded_activation(x: tf.Tensor, activation: str, rounding: Rounding, noise:
 
 @cache
 def _rounded_activation_kernels(activation: str, rounding: Rounding) -> tuple[TensorFunction, TensorFunction]:
-    def value(x: tf.Tensor, *noise: tf.Tensor) -> tf.Tensor:
-        return activated_in_xla(activation, rounding(x, noise, 0), rounding, noise)
-
     def slope(x: tf.Tensor, dy: tf.Tensor, *noise: tf.Tensor) -> tf.Tensor:
-        z = rounding(x, noise, 0)
-        return rounding(ACTIVATIONS[activation].gradient(z, rounding(dy, noise, 2)), noise, 3)
+        z, dy = rounding(x, noise, 0), rounding(dy, noise, 2)
+        return rounding(ACTIVATIONS[activation].gradient(z, dy), noise, 3)
 
-    return compiled(value), compiled(slope)
+    return compiled(lambda x, *noise: activated_in_xla(activation, rounding(x, noise, 0), rounding, noise)), compiled(slope)
 
 
 def activated_in_xla(activation: str, z: tf.Tensor, rounded: TensorFunction, noise: Noise) -> tf.Tensor:

@@ -1,8 +1,4 @@
-"""Batch norm (Ioffe and Szegedy, arXiv 1502.03167) for training in one or several processes, and for inference.
-
-If the native kernels (emulator/native) are built, one operation computes batch norm, rounding and activation, and another
-one the gradients. Otherwise TensorFlow's operations are used.
-"""
+"""Batch norm (Ioffe and Szegedy, arXiv 1502.03167), by the native kernels (emulator/native) or TensorFlow's operations."""
 
 from __future__ import annotations
 
@@ -33,12 +29,10 @@ def native_batch_norm(
     x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, parts: int, epsilon: float, activation: str = LINEAR,
     rounding: Rounding | None = None, noise: Noise = (), shortcuts: tuple[tf.Tensor, ...] = (),
 ) -> Normed:  # fmt: skip
-    """Return batch norm and activation by the native kernels, with separate statistics for each of `parts` equal parts of
-    the batch.
+    """Return batch norm and activation by the native kernels. Each of `parts` equal parts of the batch has its statistics.
 
     With a rounding, the results of norm and activation and their gradients are rounded. With a shortcut, return
-    relu(norm + shortcut). All bits are the same as with separate operations for norm, sum and activation. If x has 16
-    bits, the result has 16 bits, too.
+    relu(norm + shortcut), with the bits of separate operations. If x has 16 bits, the result has 16 bits, too.
     """
     kernels = library.load()
     attributes = {"parts": parts, "epsilon": epsilon, **kernel_attributes(rounding, noise)}
@@ -98,8 +92,7 @@ def inference(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, moving: Moments, 
 def native_inference(
     x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, moving: Moments, epsilon: float, activation: str = LINEAR
 ) -> tf.Tensor | None:
-    """Return the result of `inference` and an activation, computed by one native kernel. Return None if the kernels are not
-    built."""
+    """Return the result of `inference` and an activation by a native kernel, or None if the kernels are not built."""
     kernels = library.load_for(x)
     if kernels is None:
         return None
@@ -111,8 +104,7 @@ def native_inference(
 def frozen_batch_norm(
     x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, moving: Moments, epsilon: float, activation: str
 ) -> tf.Tensor:
-    """Return the result of `inference` and an activation, for training that does not change the norm. Only x has a
-    gradient."""
+    """Return `inference` and an activation, for training that does not change the norm. Only x has a gradient."""
     function = ACTIVATIONS[activation]
 
     @with_gradient
@@ -132,8 +124,7 @@ def frozen_batch_norm(
 def _fused(
     x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, moving: Moments, epsilon: float, *, training: bool
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Return batch norm with the mean and the unbiased variance. Call TensorFlow's raw operation, because the function in
-    tf.nn silently raises small epsilons."""
+    """Return batch norm with the mean and the unbiased variance. The function in tf.nn would silently raise epsilon."""
     if x.dtype != tf.float64:
         operands = {"x": x, "scale": gamma, "offset": beta, "mean": moving[0], "variance": moving[1]}
         return tf.raw_ops.FusedBatchNormV3(**operands, epsilon=epsilon, is_training=training)[:3]

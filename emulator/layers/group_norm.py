@@ -1,7 +1,6 @@
 """Group norm and proxy norm, with the activation after the norm, and the gradients.
 
-If the native kernels (emulator/native) are built, one operation computes norm, rounding and activation, and another one the
-gradients. Otherwise XLA compiles the elementwise operations, and TensorFlow computes sums over pixels.
+Without the native kernels (emulator/native), XLA compiles elementwise operations, and TensorFlow computes sums over pixels.
 
 Notation: xhat = (x - mean) * r is the normalised input, z = gamma * xhat + beta, y = activation(z). M is the mean over the
 pixels and channels of a group. Then:
@@ -33,20 +32,16 @@ def group_norm(
 ) -> tf.Tensor:  # fmt: skip
     """Return group normalisation (Wu and He, arXiv 1803.08494) of x [batch, height, width, channels], with an activation.
 
-    `gamma` and `beta` have the shape [channels]. Groups are strided as on the IPU, group(c) = c mod groups, or contiguous,
-    as `norm` specifies. With a rounding, the results of norm and activation and their gradients are rounded. If x has
-    16 bits, the result may have 16 bits, too. `proxy` has the mean and inverse deviation of proxy norm [channels]; the
-    deviation is used only if `scaled`. Raise ValueError if the groups do not divide the channels.
+    `gamma` and `beta` have the shape [channels]. Groups are strided as on the IPU, group(c) = c mod groups, or contiguous.
+    With a rounding, the results of norm and activation and their gradients are rounded. If x has 16 bits, the result may
+    have 16 bits, too. `proxy` has the mean and inverse deviation of proxy norm [channels]; the deviation is used only if
+    `scaled`.
     """
-    fault = norm.fault(x.shape[-1])
-    if fault:
-        raise ValueError(fault)
     function = _by_kernels if library.load_for(x, library.STORED) else _by_xla
     return function(norm, activation, rounding, noise, scaled)(x, gamma, beta, *proxy)
 
 
-# The following two functions return group norm and activation as a function of (x, gamma, beta), or proxy norm as a
-# function of (x, gamma, beta, proxy mean, inverse proxy deviation).
+# Both ways return a function of (x, gamma, beta), and for proxy norm of its mean and inverse deviation.
 
 
 def _by_kernels(norm: GroupNorm, activation: str, rounding: Rounding | None, noise: Noise, scaled: bool) -> TensorFunction:
@@ -107,8 +102,7 @@ def _by_xla(norm: GroupNorm, activation: str, rounding: Rounding | None, noise: 
 
 
 def group_mean(per_channel: tf.Tensor, norm: GroupNorm) -> tf.Tensor:
-    """Return for each channel the mean over the channel's group. Argument and result have the shape [batch, 1, 1,
-    channels]."""
+    """Return for each channel the mean over the channel's group, [batch, 1, 1, channels] like the argument."""
     channels = per_channel.shape[-1]
     size = channels // norm.groups
     if norm.contiguous:
@@ -132,14 +126,8 @@ def statistics(x: tf.Tensor, norm: GroupNorm) -> tuple[tf.Tensor, tf.Tensor]:
 
 @cache
 def _kernels(activation: str, rounding: Rounding | None, proxy: bool) -> tuple[TensorFunction, ...]:
-    """Return three compiled functions, each of whose results is rounded:
-
-    * (x, factor, shift, *noise) -> y = activation(z) with z = x * factor + shift
-    * (x, factor, shift, mean, dy, *noise) -> dz, dz * (x - mean)
-    * (dz, x, mean, a, b, c, *noise) -> dz * a + (x - mean) * b + c
-
-    For proxy norm, y is (activation - proxy mean) * scale. Then noise comes after (proxy mean, scale), or after scale.
-    """
+    """Return compiled functions that round: activation(z) with z = x * factor + shift, its gradient dz with dz * (x - mean),
+    and dx. Proxy norm is (activation(z) - proxy mean) * scale; these two arguments come before the noise."""
     rounded = rounding or exact
 
     def value(x: tf.Tensor, factor: tf.Tensor, shift: tf.Tensor, *rest: tf.Tensor) -> tf.Tensor:

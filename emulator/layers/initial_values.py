@@ -19,8 +19,7 @@ def initial_value(variable: Variable, seed: draws.Seed, dtype: tf.DType = tf.flo
         return tf.fill(variable.shape, tf.constant(variable.initial, dtype))
     fan_in, fan_out = variable.fans
     fans = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2, "fixed": 1}
-    fan = fans[variable.initial.mode]
-    deviation = math.sqrt(variable.initial.scale / max(fan, 1))
+    deviation = math.sqrt(variable.initial.scale / max(fans[variable.initial.mode], 1))
     key = draws.stateless_seed(seed, f"initial/{variable.name}")
     if variable.initial.distribution == "uniform":
         limit = math.sqrt(3.0) * deviation

@@ -6,9 +6,8 @@ mean and deviation are the statistics of the activation for a Gaussian channel, 
     value_q = activation(gamma * ((1 + gamma') * q + beta') + beta)
     mean = mean_q(value), inverse deviation = 1 / sqrt(variance_q(value) + epsilon)
 
-After every update, proxy mean and inverse proxy deviation are recomputed from the other rows. The backward pass computes
-gradients of all six rows. Once per update, `chain_gradient` propagates the gradients of the two statistics to the other
-rows.
+After every update, both are recomputed from the other rows. The backward pass computes gradients of all six rows. Once per
+update, `chain_gradient` propagates the gradients of the two statistics to the other rows.
 """
 
 from __future__ import annotations
@@ -49,20 +48,17 @@ def refreshed(rule: ProxyRule, value: tf.Tensor) -> tf.Tensor:
 
 def with_statistics_of(value: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
     """Return the proxy variable `other` with the statistics of the proxy variable `value`."""
-    own = _mask((MEAN, INVERSE_DEVIATION), value.dtype)
-    return tf.where_v2(own > 0, value, other)
+    return tf.where_v2(_mask((MEAN, INVERSE_DEVIATION), value.dtype) > 0, value, other)
 
 
 def chain_gradient(rule: ProxyRule, value: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
-    """Return the gradient of the four trained rows, including their effect on the statistics. The rows of the statistics are
-    zero."""
+    """Return the gradient of the four trained rows, including their effect on the statistics, whose rows are zero."""
     return _functions(rule)[1](value, gradient)
 
 
 @cache
 def _functions(rule: ProxyRule) -> tuple[TensorFunction, TensorFunction]:
-    """Return `refreshed` and `chain_gradient` as graph functions. All proxy variables share them, because each has about a
-    hundred operations."""
+    """Return `refreshed` and `chain_gradient` as graph functions of a hundred operations, for all proxy variables."""
 
     def refresh(value: tf.Tensor) -> tf.Tensor:
         beta, gamma, _, _, extra_beta, extra_gamma = tf.unstack(value)

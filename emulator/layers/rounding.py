@@ -25,6 +25,7 @@ from emulator.plan.number_formats import BF16, FP16, UNSIGNED_ZERO, Format
 FRACTION, BIAS, SIGN, EXPONENT = 23, 127, -0x80000000, 0x7F800000  # the layout of FP32
 MOST_MOVED = BIAS - 1  # the largest exponent of a scale: the scale and its reciprocal must be normal FP32 numbers.
 NARROW, UNSIGNED, SHORTENED = "narrow", "unsigned zero", "shortened"  # native kernels use the same names.
+FORWARD, BACKWARD = 0, 1  # these salts give different random numbers in the forward and backward pass.
 _STORAGE_DTYPES = {FP16: tf.half, BF16: tf.bfloat16}
 Noise = tuple[tf.Tensor, ...]  # random bits (uint64 [batch, 1, ...] or []) of stochastic rounding, or () to round to nearest
 
@@ -38,8 +39,7 @@ def storage_dtype(number_format: Format, otherwise: tf.DType = tf.float32) -> tf
 class Rounding:
     """The rounding of FP32 results to a format: to nearest, ties to even, or with noise stochastically with the same mean.
 
-    The code avoids tf.abs, tf.sign, tf.floor and similar functions. XLA makes each into a separate kernel and needs 14 ms
-    longer to compile it, for every shape.
+    The code avoids functions like tf.abs and tf.floor. XLA compiles each as a separate kernel, in 14 ms for every shape.
     """
 
     saturate: bool = False
@@ -47,13 +47,14 @@ class Rounding:
     format: Format = FP16
 
     def __call__(self, x: tf.Tensor, noise: Noise = (), salt: int = 0) -> tf.Tensor:
-        """Return x rounded. Random numbers depend on noise, `salt` and the element's index."""
+        """Return x rounded, inside a function that XLA compiles. Random numbers depend on noise, `salt` and the element's
+        index."""
         if x.dtype != tf.float32:
             raise TypeError(f"narrow formats are emulated in FP32, not in {x.dtype.name}")
         bits = tf.bitcast(x, tf.int32)
         size = tf.bitwise.bitwise_and(bits, ~SIGN)
         uniform = _uniform(x, noise[0], salt) if noise else None
-        y = self._shortened(size, uniform) if self.kind == SHORTENED else self._bounded(self._narrowed(size, uniform))
+        y = (self._shortened if self.kind == SHORTENED else self._narrowed)(size, uniform)
         signed = tf.bitwise.bitwise_or(tf.bitcast(y, tf.int32), tf.bitwise.bitwise_and(bits, SIGN))
         if self.kind == UNSIGNED:
             signed = tf.where_v2(tf.equal(y, 0.0), 0, signed)
@@ -73,9 +74,11 @@ class Rounding:
         return float("inf") if self.trap else self.format.largest if self.saturate else self.format.beyond
 
     @property
-    def _dropped(self) -> int:
-        """The number of fraction bits that FP32 has in addition to those of the format."""
-        return FRACTION - self.format.fraction_bits
+    def attributes(self) -> dict[str, Any]:
+        """The attributes of native operations that describe the format and its overflow."""
+        own = self.format
+        limits = {"fraction_bits": own.fraction_bits, "least_exponent": own.least_exponent, "largest": own.largest}
+        return {**limits, "beyond": self.beyond, "kind": self.kind}
 
     def _narrowed(self, size: tf.Tensor, uniform: tf.Tensor | None) -> tf.Tensor:
         """Round an absolute value, given as the int32 bits of FP32. All numbers of the format must be normal in FP32."""
@@ -84,29 +87,81 @@ class Rounding:
         exponent, x = tf.minimum(exponent, beyond), tf.bitcast(size, tf.float32)
         if uniform is None:
             # After adding 2^(exponent + dropped), the last bit of an FP32 sum is the last bit of the format. So FP32 rounds.
-            shifter = tf.bitcast(exponent + (self._dropped << FRACTION), tf.float32)
-            return (x + shifter) - shifter
-        step = tf.bitcast(exponent - (self.format.fraction_bits << FRACTION), tf.float32)
-        steps = x / step  # the quotient is exact, because `step` is a power of two.
-        below = tf.math.floordiv(x, step)
-        return (below + tf.cast(uniform < steps - below, tf.float32)) * step
-
-    def _bounded(self, y: tf.Tensor) -> tf.Tensor:
+            shifter = tf.bitcast(exponent + ((FRACTION - self.format.fraction_bits) << FRACTION), tf.float32)
+            y = (x + shifter) - shifter
+        else:
+            step = tf.bitcast(exponent - (self.format.fraction_bits << FRACTION), tf.float32)
+            steps = x / step  # the quotient is exact, because `step` is a power of two.
+            below = tf.math.floordiv(x, step)
+            y = (below + tf.cast(uniform < steps - below, tf.float32)) * step
         return tf.where_v2(y > self.format.largest, self.beyond, y)
 
     def _shortened(self, size: tf.Tensor, uniform: tf.Tensor | None) -> tf.Tensor:
         """Round an absolute value, given as the int32 bits of FP32, to a shorter fraction, using integers only. Keep NaN."""
-        unit = 1 << self._dropped
+        dropped = FRACTION - self.format.fraction_bits
+        unit = 1 << dropped
         largest, beyond = _bits_of(self.format.largest), _bits_of(self.beyond)
         rest = tf.bitwise.bitwise_and(size, unit - 1)
         if uniform is None:
-            even = tf.bitwise.bitwise_and(tf.bitwise.right_shift(size, self._dropped), 1)
+            even = tf.bitwise.bitwise_and(tf.bitwise.right_shift(size, dropped), 1)
             rounded_size = tf.bitwise.bitwise_and(size + (unit // 2 - 1) + even, ~(unit - 1))
         else:
             up = uniform * float(unit) < tf.cast(rest, tf.float32)
             rounded_size = size - rest + tf.cast(up, tf.int32) * unit
         rounded_size = tf.where_v2(rounded_size > largest, beyond, rounded_size)
         return tf.bitcast(tf.where_v2(size > EXPONENT, size, rounded_size), tf.float32)
+
+    def rounded(self, x: tf.Tensor, noise: Noise = (), salt: int = FORWARD, dtype: tf.DType = tf.float32) -> tf.Tensor:
+        """Return x rounded, in the given dtype, by the native kernel or by a function that XLA compiles."""
+        kernels = library.load_for(x)
+        if kernels is None:
+            return _compiled(self, salt, dtype)(x, *noise)
+        return kernels.emulator_rounding(x=x, noise=noise, salt=salt, T=dtype, **self.attributes)
+
+    def without_gradient(self, x: tf.Tensor, noise: Noise = ()) -> tf.Tensor:
+        """Return x rounded. The result has no gradient."""
+        return tf.reshape(self.rounded(tf.reshape(x, [-1]), noise), x.shape)
+
+    def of_gradient(self, dy: tf.Tensor, noise: Noise = (), dtype: tf.DType = tf.float32) -> tf.Tensor:
+        """Return a gradient rounded, in the given dtype."""
+        return self.rounded(widened(dy), noise, BACKWARD, dtype)
+
+    def value(self, x: tf.Tensor, noise: Noise = (), dtype: tf.DType = tf.float32, rule: Rule | None = None) -> tf.Tensor:
+        """Return x rounded, in the given dtype. Widen its gradient, or use another rule."""
+        kind = "PartitionedCall" if library.load_for(x) is None else "EmulatorRounding"
+        return by_rule(kind, lambda x: self.rounded(x, noise, dtype=dtype), x, rule=rule or widened)
+
+    def gradient(self, x: tf.Tensor, noise: Noise = ()) -> tf.Tensor:
+        """Return x. In the backward pass, round the gradient."""
+        return by_rule("Identity", tf.identity, x, rule=lambda dy: self.of_gradient(dy, noise, x.dtype))
+
+    def scaled_value(self, x: tf.Tensor, largest: tf.Tensor, noise: Noise = ()) -> tf.Tensor:
+        """Return x, scaled by `range_factor`, rounded, and scaled back. Do not change the gradient of x."""
+        factor, scaled = range_factor(largest, self.format), _scaled(self, FORWARD)
+        return by_rule("PartitionedCall", lambda x: scaled(x, factor, *noise), x, rule=lambda dy: dy)
+
+    def scaled_gradient(self, x: tf.Tensor, largest: tf.Tensor, noise: Noise = ()) -> tf.Tensor:
+        """Return x. In the backward pass, scale the gradient by `range_factor`, round it, and scale it back."""
+        factor, scaled = range_factor(largest, self.format), _scaled(self, BACKWARD)
+        return by_rule("Identity", tf.identity, x, rule=lambda dy: scaled(dy, factor, *noise))
+
+    def pixel_mean(self, x: tf.Tensor, noise: Noise = ()) -> tf.Tensor:
+        """Return the mean over pixels [batch, 1, 1, channels] in FP32. All pixels get the same rounded gradient."""
+
+        def gradient(dy: tf.Tensor) -> tf.Tensor:
+            return tf.broadcast_to(self.rounded(dy / (x.shape[1] * x.shape[2]), noise, BACKWARD), tf.shape(x))
+
+        return by_rule("Mean", lambda x: tf.reduce_mean(x, axis=[1, 2], keepdims=True), x, rule=gradient)
+
+
+@cache
+def _compiled(rounding: Rounding, salt: int, dtype: tf.DType) -> TensorFunction:
+    return compiled(lambda x, *noise: tf.cast(rounding(x, noise, salt), dtype))
+
+
+@cache
+def _scaled(rounding: Rounding, salt: int) -> TensorFunction:
+    return compiled(lambda x, factor, *noise: rounding(x * factor, noise, salt) / factor)
 
 
 def _uniform(x: tf.Tensor, noise: tf.Tensor, salt: int) -> tf.Tensor:
@@ -121,24 +176,6 @@ def _bits_of(x: float) -> int:
     return int(np.float32(x).view(np.int32))
 
 
-FORWARD, BACKWARD = 0, 1  # these salts give different random numbers in the forward and backward pass.
-
-
-@cache
-def _compiled(rounding: Rounding, salt: int, dtype: tf.DType) -> TensorFunction:
-    return compiled(lambda x, *noise: tf.cast(rounding(x, noise, salt), dtype))
-
-
-def rounded(
-    x: tf.Tensor, rounding: Rounding, noise: Noise = (), salt: int = FORWARD, dtype: tf.DType = tf.float32
-) -> tf.Tensor:
-    """Return rounding(x) in the given dtype, computed by the native kernel or by a function that XLA compiles."""
-    kernels = library.load_for(x)
-    if kernels is None:
-        return _compiled(rounding, salt, dtype)(x, *noise)
-    return kernels.emulator_rounding(x=x, noise=noise, salt=salt, T=dtype, **_attributes(rounding))
-
-
 def widened(x: tf.Tensor, again: bool = False) -> tf.Tensor:
     """Return x, whose gradient may be FP32, in FP32. Gradient rules widen `again`, so that only the 16-bit tensor stays in
     memory until the backward pass."""
@@ -151,9 +188,8 @@ def widened(x: tf.Tensor, again: bool = False) -> tf.Tensor:
 
 
 def recomputed(function: TensorFunction) -> TensorFunction:
-    """Return the function, for a first argument of FP32 or 16 bits. The function gets it in FP32. If it has 16 bits, the
-    gradient rule widens it and computes the function again. TensorFlow does not run those operations whose results the
-    gradient does not need."""
+    """Return the function, for a first argument of FP32 or 16 bits, which it gets in FP32. If it has 16 bits, the gradient
+    rule computes the function again. TensorFlow does not run those operations whose results the gradient does not need."""
 
     @with_gradient
     def apply(source: tf.Tensor, *others: tf.Tensor) -> tuple[tf.Tensor, TensorFunction]:
@@ -170,31 +206,7 @@ def kernel_attributes(rounding: Rounding | None, noise: Noise = ()) -> dict[str,
     """Return the arguments that tell a native operation how to round its results."""
     if rounding is None:
         return {"rounding": "none", "noise": ()}
-    return {"rounding": "random" if noise else "nearest", "noise": noise, **_attributes(rounding)}
-
-
-def _attributes(rounding: Rounding) -> dict[str, Any]:
-    """Return the attributes of native operations that describe the format and its overflow."""
-    return {
-        "fraction_bits": rounding.format.fraction_bits,
-        "least_exponent": rounding.format.least_exponent,
-        "largest": rounding.format.largest,
-        "beyond": rounding.beyond,
-        "kind": rounding.kind,
-    }
-
-
-def rounded_gradient(dy: tf.Tensor, rounding: Rounding, noise: Noise = (), dtype: tf.DType = tf.float32) -> tf.Tensor:
-    """Return a gradient rounded, in the given dtype."""
-    return rounded(widened(dy), rounding, noise, BACKWARD, dtype)
-
-
-def value_rounded(
-    x: tf.Tensor, rounding: Rounding, noise: Noise = (), dtype: tf.DType = tf.float32, rule: Rule = widened
-) -> tf.Tensor:
-    """Return x rounded, in the given dtype, but do not round its gradient: it is rule(gradient of the result)."""
-    kind = "PartitionedCall" if library.load_for(x) is None else "EmulatorRounding"
-    return by_rule(kind, lambda x: rounded(x, rounding, noise, dtype=dtype), x, rule=rule)
+    return {"rounding": "random" if noise else "nearest", "noise": noise, **rounding.attributes}
 
 
 def range_factor(largest: tf.Tensor, number_format: Format) -> tf.Tensor:
@@ -212,37 +224,6 @@ def range_factor(largest: tf.Tensor, number_format: Format) -> tf.Tensor:
 
 
 @cache
-def _scaled(rounding: Rounding, salt: int) -> TensorFunction:
-    return compiled(lambda x, factor, *noise: rounding(x * factor, noise, salt) / factor)
-
-
-def scaled_value_rounded(x: tf.Tensor, largest: tf.Tensor, rounding: Rounding, noise: Noise = ()) -> tf.Tensor:
-    """Return x, scaled by `range_factor`, rounded, and scaled back. Do not change the gradient of x."""
-    factor, scaled = range_factor(largest, rounding.format), _scaled(rounding, FORWARD)
-    return by_rule("PartitionedCall", lambda x: scaled(x, factor, *noise), x, rule=lambda dy: dy)
-
-
-def scaled_gradient_rounded(x: tf.Tensor, largest: tf.Tensor, rounding: Rounding, noise: Noise = ()) -> tf.Tensor:
-    """Return x. In the backward pass, scale the gradient by `range_factor`, round it, and scale it back."""
-    factor, scaled = range_factor(largest, rounding.format), _scaled(rounding, BACKWARD)
-    return by_rule("Identity", tf.identity, x, rule=lambda dy: scaled(dy, factor, *noise))
-
-
-def gradient_rounded(x: tf.Tensor, rounding: Rounding, noise: Noise = ()) -> tf.Tensor:
-    """Return x. In the backward pass, round the gradient."""
-    return by_rule("Identity", tf.identity, x, rule=lambda dy: rounded_gradient(dy, rounding, noise, x.dtype))
-
-
-def rounded_pixel_mean(x: tf.Tensor, rounding: Rounding, noise: Noise = ()) -> tf.Tensor:
-    """Return the mean over pixels [batch, 1, 1, channels] in FP32. All pixels get the same rounded gradient."""
-
-    def gradient(dy: tf.Tensor) -> tf.Tensor:
-        return tf.broadcast_to(rounded(dy / (x.shape[1] * x.shape[2]), rounding, noise, BACKWARD), tf.shape(x))
-
-    return by_rule("Mean", lambda x: tf.reduce_mean(x, axis=[1, 2], keepdims=True), x, rule=gradient)
-
-
-@cache
 def _adding(of_x: Rounding | None, of_sum: Rounding, count: int) -> TensorFunction:
     def add(total: tf.Tensor, x: tf.Tensor, *noise: tf.Tensor) -> tf.Tensor:
         share = of_sum((of_x(x, noise, salt=0) if of_x else x) / count, noise, salt=1)
@@ -257,8 +238,3 @@ def add_rounded(
     """Return total + x / count. `of_x` rounds x; `of_sum` rounds the quotient and the sum."""
     flat = (tf.reshape(each, [-1]) for each in (total, x))
     return tf.reshape(_adding(of_x, of_sum, count)(*flat, *noise), total.shape)
-
-
-def round_without_gradient(x: tf.Tensor, rounding: Rounding, noise: Noise = ()) -> tf.Tensor:
-    """Return x rounded. The result has no gradient."""
-    return tf.reshape(rounded(tf.reshape(x, [-1]), rounding, noise), x.shape)

@@ -25,13 +25,10 @@ def check_finite(x: tf.Tensor, where: str) -> tf.Tensor:
 
 
 class WatchedLayers(NamedTuple):
-    """The paths of the layers whose incoming gradients are counted.
+    """The paths of the layers whose incoming gradients are counted."""
 
-    `formats` has the narrow formats to which each gradient is rounded. `exact_zero_is_underflow` names the layers at which a
-    gradient of exactly 0 must be an underflow: the last layer, and layers before a norm. At other layers, 0 is not counted.
-    """
-
-    formats: Mapping[str, Sequence[Format]]
+    formats: Mapping[str, Sequence[Format]]  # the narrow formats to which each gradient is rounded.
+    # A gradient of exactly 0 is an underflow at the last layer and before norms. At other layers, 0 is not counted.
     exact_zero_is_underflow: frozenset[str] = frozenset()
 
 
@@ -41,11 +38,9 @@ class GradientWatch:
 
     def __init__(self, watched: WatchedLayers, with_largest: bool = False) -> None:
         """`with_largest` means: also find the largest gradient of all images."""
-        self.with_largest = with_largest
-        self.names = tuple(watched.formats)
-        self._watched = watched
+        self.with_largest, self.names, self._watched = with_largest, tuple(watched.formats), watched
         self._shares: dict[str, tf.Tensor] = {}
-        self._largest: dict[str, tf.Tensor] = {}
+        self._largest: list[tf.Tensor] = []
         self._operand_amax: dict[tuple[int, int], tf.Tensor] = {}
 
     def watch_gradient(self, x: tf.Tensor, name: str) -> tf.Tensor:
@@ -58,15 +53,14 @@ class GradientWatch:
             # Numbers up to half of the smallest number round to 0. No absolute value is below 0, so then 0 is not counted.
             smallest = max(each.smallest for each in formats) / 2 if name in self._watched.exact_zero_is_underflow else -1.0
             if self.with_largest:
-                self._largest[name] = tf.reduce_max(tf.abs(widened(dy)))
+                self._largest.append(tf.reduce_max(tf.abs(widened(dy))))
             self._shares[name] = _shares(dy, smallest, min(each.overflow for each in formats))
             return dy
 
         return by_rule("Identity", tf.identity, x, rule=gradient)
 
     def record_operand_amax(self, kernel_index: int, kind: int, x: tf.Tensor) -> None:
-        """Record the largest absolute value (amax) of an operand of a scaled kernel. `kind` is 0 for the activation and 1
-        for the gradient."""
+        """Record the largest absolute value (amax) of an activation (kind 0) or gradient (kind 1) of a scaled kernel."""
         self._operand_amax[kernel_index, kind] = tf.reduce_max(tf.abs(x))
 
     def record_gradient_amax(self, kernel_index: int, y: tf.Tensor) -> tf.Tensor:
@@ -85,17 +79,15 @@ class GradientWatch:
 
     def largest_gradient(self) -> tf.Tensor:
         """Return the largest incoming gradient of all layers, float32 []. Call this after the backward pass."""
-        return tf.reduce_max(tf.stack([tf.zeros([]), *self._largest.values()]))
+        return tf.reduce_max(tf.stack([tf.zeros([]), *self._largest]))
 
     def lost_shares(self) -> tf.Tensor:
-        """Return the fractions of gradients that underflowed and overflowed, float32 [layers, 2]. Call this after the
-        backward pass."""
+        """Return the shares that underflowed and overflowed, float32 [layers, 2]. Call this after the backward pass."""
         return tf.stack([self._shares.get(name, tf.zeros([2])) for name in self.names])
 
 
 def _shares(x: tf.Tensor, small: float, large: float) -> tf.Tensor:
-    """Return the fractions of the numbers of the first sample whose absolute values are at most `small`, and not below
-    `large`, float32 [2]."""
+    """Return the shares of the first sample's numbers that are at most `small`, and not below `large`, float32 [2]."""
     kernels = library.load_for(x, library.STORED)
     if kernels:
         return kernels.emulator_shares(x=x, small=small, large=large)

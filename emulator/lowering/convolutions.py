@@ -1,5 +1,4 @@
-"""The kernels of convolutions: a table with the convolutions that each kernel fits, and its code. The first row that fits is
-used; benchmarks/NOTES.md has the measurements behind the choices.
+"""The kernels of convolutions, in a table: the first row that fits is used. benchmarks/NOTES.md has the measurements.
 
 Groups of 16 are from *Making EfficientNet More Efficient* (Masters et al., 2021). ResNeXt (Xie et al., 2017) has groups of 4
 and 8 channels, which are joined into groups of 16 with zeros among their weights.
@@ -23,28 +22,23 @@ from emulator.plan.precision import Precision
 
 Build = Callable[..., tf.Tensor]
 FLOAT = "float32"
-_GROUP = 16  # native kernels need groups of 16 input and 16 output channels.
+_CHANNELS = 16  # native kernels need groups of this number of channels, or of its multiples.
 _SMALL_GROUPS = 4, 8  # groups of these sizes are joined into larger groups; smaller groups would add too many zeros.
-_FILTERS = 16  # the output channels of an ungrouped convolution must be a multiple of this.
 _DEPTHWISE = 3, 5  # native kernels support depthwise convolutions of 3 x 3 and 5 x 5 pixels.
 _LEVEL_CHANNELS = range(16, 64)  # with these numbers of input channels, oneDNN is as fast as the native kernels.
-_FILTERED = 16  # for minimal filtering, the input and output channels of a group must be multiples of this.
 _WIDE = 16  # with narrower vectors, oneDNN's gradients of groups are up to 1.4 times as fast as the native kernel.
 _VECTOR = 8  # with fewer channels than an AVX2 vector has numbers, oneDNN reads memory that it has not set.
 
 
 class Site(NamedTuple):
-    """A convolution, and the dtypes around it: of its operand, of the products and of its result.
-
-    `exact` means that the operands are FP32, whose sums and differences may be multiplied.
-    """
+    """A convolution, and the dtypes around it: of its operand, of the products and of its result."""
 
     node: Node
     target: Target
     operand: str
     products: str
     result: str
-    exact: bool
+    exact: bool  # operands are FP32, whose sums and differences may be multiplied.
     scaled: bool
 
     @classmethod
@@ -81,12 +75,8 @@ class Site(NamedTuple):
 def _joined(node: Node) -> int:
     """Return the number of groups that are joined into one, with zeros among the weights, or 1 if they stay separate."""
     channels, filters = node.source.channels // node.groups, node.shape.channels // node.groups
-    several = _GROUP // channels if channels == filters and channels in _SMALL_GROUPS else 1
+    several = _CHANNELS // channels if channels == filters and channels in _SMALL_GROUPS else 1
     return several if node.groups % several == 0 else 1
-
-
-def _has_units(s: Site) -> bool:
-    return s.stays_narrow and s.operand == s.products == s.result and s.node.groups == 1
 
 
 def _has_narrow_core(s: Site) -> bool:
@@ -97,12 +87,8 @@ def _has_narrow_core(s: Site) -> bool:
 
 
 def _has_filtering(s: Site) -> bool:
-    fits = s.node.kernel == 3 and s.node.stride == 1 and s.channels % _FILTERED == s.filters % _FILTERED == 0
+    fits = s.node.kernel == 3 and s.node.stride == 1 and s.channels % _CHANNELS == s.filters % _CHANNELS == 0
     return fits and s.target.training and s.exact and s.has("winograd_conv2d")
-
-
-def _has_depthwise_gradient(s: Site) -> bool:
-    return s.node.is_depthwise and s.node.kernel in _DEPTHWISE and s.has("depthwise_weights_gradient")
 
 
 def _lacks_group_gradients(s: Site) -> bool:
@@ -112,27 +98,18 @@ def _lacks_group_gradients(s: Site) -> bool:
 def _has_weights_gradient(s: Site) -> bool:
     node = s.node
     if node.groups > 1:
-        fits = s.channels == s.filters == _GROUP and s.target.lanes >= _WIDE
+        fits = s.channels == s.filters == _CHANNELS and s.target.lanes >= _WIDE
     else:
-        fits = node.stride > 1 < node.kernel and s.filters % _FILTERS == 0 and s.channels not in _LEVEL_CHANNELS
+        fits = node.stride > 1 < node.kernel and s.filters % _CHANNELS == 0 and s.channels not in _LEVEL_CHANNELS
     return fits and s.has("conv_weights_gradient")
 
 
-def _has_few_strided_channels(s: Site) -> bool:
-    """Return whether oneDNN's gradient of the weights is wrong on processors with AVX2 alone."""
-    return s.node.kernel == 1 < s.node.stride and s.node.groups == 1 and s.channels < _VECTOR
-
-
 class Narrow(NamedTuple):
-    """The roundings of a kernel that reads and returns 16-bit numbers.
+    """The roundings of a kernel that reads and returns 16-bit numbers."""
 
-    `result` and `input_gradient` are arguments that tell a native operation how to round and store the result and the
-    gradient of the input. `result_gradient` returns the gradient of the result as products multiply it.
-    """
-
-    result: Mapping[str, Any]
-    result_gradient: Callable[[tf.Tensor], tf.Tensor]
-    input_gradient: Mapping[str, Any]
+    result: Mapping[str, Any]  # arguments that tell a native operation how to round and store the result
+    result_gradient: Callable[[tf.Tensor], tf.Tensor]  # returns the gradient of the result as products multiply it.
+    input_gradient: Mapping[str, Any]  # arguments for rounding and storing the gradient of the input
 
 
 _UNROUNDED = Narrow({"noise": ()}, lambda dy: dy, {"noise": ()})
@@ -168,8 +145,7 @@ def _core(x: tf.Tensor, weights: tf.Tensor, node: Node, narrow: Narrow = _UNROUN
 
 
 def _units(x: tf.Tensor, weights: tf.Tensor, node: Node, narrow: Narrow) -> tf.Tensor:
-    build = _matrix_product if node.is_pointwise else plain
-    y = build(x, tf.cast(weights, x.dtype), node)
+    y = (_matrix_product if node.is_pointwise else plain)(x, tf.cast(weights, x.dtype), node)
     return by_rule("Identity", tf.identity, y, rule=lambda dy: tf.cast(narrow.result_gradient(dy), x.dtype))
 
 
@@ -188,12 +164,8 @@ def padded(window: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor, node: Node) -
 
 def depthwise(x: tf.Tensor, weights: tf.Tensor, node: Node) -> tf.Tensor:
     """Return a depthwise convolution, with weights [kernel, kernel, 1, channels], by the operation of TensorFlow."""
-    return tf.nn.depthwise_conv2d_native(x, _of_channels(weights), **_window(node))
-
-
-def _of_channels(weights: tf.Tensor) -> tf.Tensor:
-    """Return depthwise weights [kernel, kernel, 1, channels] as [kernel, kernel, channels, 1]."""
-    return tf.reshape(weights, [*weights.shape[:2], weights.shape[3], 1])
+    weights = tf.reshape(weights, [node.kernel, node.kernel, node.groups, 1])
+    return tf.nn.depthwise_conv2d_native(x, weights, **_window(node))
 
 
 def _window(node: Node) -> dict[str, Any]:
@@ -201,8 +173,7 @@ def _window(node: Node) -> dict[str, Any]:
 
 
 def _depthwise_own_gradient(x: tf.Tensor, weights: tf.Tensor, node: Node) -> tf.Tensor:
-    """Return a depthwise convolution. A native kernel computes the gradient of the weights up to ten times as fast as
-    oneDNN."""
+    """Use a native kernel for the gradient of the weights, which takes up to ten times as long in oneDNN."""
 
     def of_input(x: tf.Tensor, weights: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
         if node.stride == 1:  # convolve with the rotated kernel, in two thirds of the time of oneDNN's gradient.
@@ -210,11 +181,11 @@ def _depthwise_own_gradient(x: tf.Tensor, weights: tf.Tensor, node: Node) -> tf.
         return tf.nn.depthwise_conv2d_native_backprop_input(tf.shape(x), weights, dy, **_window(node))
 
     def of_weights(x: tf.Tensor, weights: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
-        gradient = library.load().emulator_depthwise_weights_gradient
-        return gradient(x=x, dy=dy, stride=node.stride, kernel=node.kernel)
+        place = {"stride": node.stride, "kernel": node.kernel}
+        return library.load().emulator_depthwise_weights_gradient(x=x, dy=dy, **place)
 
-    forward = partial(tf.nn.depthwise_conv2d_native, **_window(node))
-    return _with_gradients(x, _of_channels(weights), forward, of_input, of_weights)
+    weights = tf.reshape(weights, [node.kernel, node.kernel, node.groups, 1])
+    return _with_gradients(x, weights, partial(tf.nn.depthwise_conv2d_native, **_window(node)), of_input, of_weights)
 
 
 def _group_by_group(x: tf.Tensor, weights: tf.Tensor, node: Node) -> tf.Tensor:
@@ -228,8 +199,7 @@ def plain(x: tf.Tensor, weights: tf.Tensor, node: Node) -> tf.Tensor:
 
 
 def _join(weights: tf.Tensor, groups: int, joined: int) -> tf.Tensor:
-    """Return weights [height, width, joined * channels, filters] in which each group joins `joined` groups. The original
-    weights are blocks on a diagonal; all other weights are zero."""
+    """Return weights for joined groups [height, width, joined * channels, filters]: blocks on a diagonal, and zeros."""
     height, width, channels, filters = weights.shape
     if joined == 1:
         return weights
@@ -259,8 +229,7 @@ def _diagonal(joined: int) -> tf.Tensor:
 
 
 def _filtering(x: tf.Tensor, weights: tf.Tensor, node: Node) -> tf.Tensor:
-    """Return a convolution with 3 x 3 kernels, computed by Winograd's method. Forward and backward, 16 results take 36
-    multiplications instead of 144, or 4 results take 16 instead of 36."""
+    """Use Winograd's method: 16 results take 36 multiplications instead of 144, or 4 results take 16 instead of 36."""
     kernels, joined = library.load(), _joined(node)
     groups = node.groups // joined
     return _with_gradients(
@@ -272,7 +241,7 @@ def _filtering(x: tf.Tensor, weights: tf.Tensor, node: Node) -> tf.Tensor:
 
 
 def _own_gradient(x: tf.Tensor, weights: tf.Tensor, node: Node) -> tf.Tensor:
-    """Return a convolution. A native kernel computes the gradient of the weights up to three times as fast as oneDNN."""
+    """Use a native kernel for the gradient of the weights, which takes up to three times as long in oneDNN."""
     joined = _joined(node)
 
     def of_input(x: tf.Tensor, weights: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
@@ -287,8 +256,7 @@ def _own_gradient(x: tf.Tensor, weights: tf.Tensor, node: Node) -> tf.Tensor:
 
 
 def _matrix_product(x: tf.Tensor, weights: tf.Tensor, node: Node) -> tf.Tensor:
-    """Return a convolution with weights [1, 1, channels, filters], computed as a matrix product. TensorFlow computes the
-    gradients of a matrix product up to twice as fast."""
+    """Use a matrix product, because TensorFlow computes its gradients up to twice as fast."""
     channels, filters = weights.shape[2:]
     y = tf.matmul(tf.reshape(x, [-1, channels]), tf.reshape(weights, [channels, filters]))
     return tf.reshape(y, [-1, *x.shape[1:3], filters])
@@ -300,8 +268,7 @@ def subsample(x: tf.Tensor, stride: int) -> tf.Tensor:
     TensorFlow's strided slice and its gradient are slow, because they copy single numbers in one thread. This function
     copies blocks of adjacent numbers instead. For the gradient, it uses average pooling with windows of one pixel.
     """
-    height, width, channels = x.shape[1:]
-    rows, columns = -(-height // stride), -(-width // stride)
+    _, height, width, channels = x.shape
     if stride == 1:
         return x
 
@@ -310,6 +277,7 @@ def subsample(x: tf.Tensor, stride: int) -> tf.Tensor:
         if height % stride or width % stride:
             y = x[:, ::stride, ::stride, :]
         else:
+            rows, columns = height // stride, width // stride
             blocks = tf.reshape(x, [-1, rows, stride, columns, stride * channels])
             y = tf.reshape(tf.slice(blocks, [0] * 5, [-1, rows, 1, columns, channels]), [-1, rows, columns, channels])
 
@@ -322,34 +290,34 @@ def subsample(x: tf.Tensor, stride: int) -> tf.Tensor:
     return subsampled(x)
 
 
-def _subsampled_product(x: tf.Tensor, weights: tf.Tensor, node: Node) -> tf.Tensor:
-    return _matrix_product(subsample(x, node.stride), weights, node)
-
-
 class Kernel(NamedTuple):
-    """A row of `KERNELS`: the convolutions that a kernel fits, its code, and who rounds.
-
-    The code is a function of (x, weights, node) with SAME padding. If a kernel rounds its results (`rounds_result`) or the
-    gradients of its inputs (`rounds_input`), the code has another argument, a `Narrow`.
-    """
+    """A row of `KERNELS`: the convolutions that a kernel fits, and its code."""
 
     fits: Callable[[Site], bool]
-    build: Build
-    rounds_result: bool = False
-    rounds_input: bool = False
+    build: Build  # a function of (x, weights, node), with SAME padding.
+    rounds_result: bool = False  # the code rounds the result itself; another argument is a `Narrow`.
+    rounds_input: bool = False  # the code rounds the gradient of its input, too.
 
 
 KERNELS = {
-    "16-bit units": Kernel(_has_units, _units, rounds_result=True),  # oneDNN on BF16 tensors
+    "16-bit units": Kernel(  # oneDNN on BF16 tensors
+        lambda s: s.stays_narrow and s.operand == s.products == s.result and s.node.groups == 1, _units, rounds_result=True
+    ),
     "16-bit core": Kernel(_has_narrow_core, _core, rounds_result=True, rounds_input=True),  # convolution.cc
     "filtering": Kernel(_has_filtering, _filtering),  # winograd.cc
-    "depthwise, own gradient": Kernel(_has_depthwise_gradient, _depthwise_own_gradient),  # depthwise_gradient.cc
+    "depthwise, own gradient": Kernel(  # depthwise_gradient.cc
+        lambda s: s.node.is_depthwise and s.node.kernel in _DEPTHWISE and s.has("depthwise_weights_gradient"),
+        _depthwise_own_gradient,
+    ),
     "depthwise": Kernel(lambda s: s.node.is_depthwise, depthwise),
     "core": Kernel(lambda s: _lacks_group_gradients(s) and s.has("convolution"), _core),  # convolution.cc
     "group by group": Kernel(_lacks_group_gradients, _group_by_group),
     "own gradient": Kernel(_has_weights_gradient, _own_gradient),  # conv_gradient.cc
     "matrix product": Kernel(lambda s: s.node.is_pointwise, _matrix_product),
-    "subsampled product": Kernel(_has_few_strided_channels, _subsampled_product),
+    "subsampled product": Kernel(  # oneDNN's gradient of the weights is wrong on processors with AVX2 alone.
+        lambda s: s.node.kernel == 1 < s.node.stride and s.node.groups == 1 and s.channels < _VECTOR,
+        lambda x, weights, node: _matrix_product(subsample(x, node.stride), weights, node),
+    ),
     "plain": Kernel(lambda s: True, plain),
 }
 
@@ -357,9 +325,10 @@ KERNELS = {
 def kernels(network: Network, precision: Precision, target: Target) -> Network:
     """Return the network in which each convolution names its kernel."""
 
-    def chosen(node: Node) -> str:
+    def named(node: Node) -> list[Node]:
+        if node.op != "conv":
+            return [node]
         site = Site.of(node, precision, target)
-        return next(name for name, kernel in KERNELS.items() if kernel.fits(site))
+        return [replace(node, computed_by=next(name for name, kernel in KERNELS.items() if kernel.fits(site)))]
 
-    nodes = (replace(node, computed_by=chosen(node)) if node.op == "conv" else node for node in network.nodes)
-    return replace(network, nodes=tuple(nodes))
+    return network.rewritten(named)

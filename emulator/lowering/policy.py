@@ -1,8 +1,7 @@
 """Apply a precision in TensorFlow: choose roundings and dtypes, and cast weights and gradients to their formats.
 
-`emulator.plan.precision` chooses the format of each value, `emulator.plan.number_formats` defines the formats, and
-`emulator.layers.rounding` rounds. Weights, gradients and sums of a narrow format are FP32 tensors whose values are numbers
-of the format. A variable is stored as FP16, BF16 or FP32: in the narrowest of these that contains its format.
+Weights, gradients and sums of a narrow format are FP32 tensors whose values are numbers of the format. A variable is stored
+as FP16, BF16 or FP32: in the narrowest of these that contains its format.
 """
 
 from __future__ import annotations
@@ -14,14 +13,7 @@ from tensorflow.python.util import _pywrap_util_port
 
 from base import draws
 from emulator.layers import proxy_norm
-from emulator.layers.rounding import (
-    Rounding,
-    add_rounded,
-    range_factor,
-    round_without_gradient,
-    storage_dtype,
-    value_rounded,
-)
+from emulator.layers.rounding import Noise, Rounding, add_rounded, range_factor, storage_dtype
 from emulator.layers.watch import check_finite
 from emulator.lowering.tensorflow import Lowering, OperandRoundings
 from emulator.native import library
@@ -32,10 +24,7 @@ from Models._layers import Variable
 
 
 class PrecisionPolicy:
-    """Cast every value to the format that a `Precision` specifies.
-
-    `seed` is the seed of stochastic rounding. `dtype` is the dtype of the arithmetic and of FP32 variables.
-    """
+    """Cast every value to the format that a `Precision` specifies. Arithmetic and FP32 variables have the dtype `dtype`."""
 
     def __init__(self, precision: Precision, seed: draws.Seed = 0, dtype: tf.DType = tf.float32) -> None:
         self.precision = precision
@@ -70,8 +59,6 @@ class PrecisionPolicy:
         """Return x. If checks are on, a value that is not finite ends the run."""
         return check_finite(x, where) if self.precision.checks else x
 
-    # Variables
-
     def _dtype_of(self, number_format: Format) -> tf.DType:
         return self._dtype if number_format == FP32 else storage_dtype(number_format, self._dtype)
 
@@ -91,8 +78,7 @@ class PrecisionPolicy:
         return proxy_norm.with_statistics_of(value, narrow) if variable.proxy else narrow
 
     def round_update(self, variable: Variable, slot: str | None, value: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        """Cast an updated weight to its storage format; if `slot` is given, cast that slot of the weight. Rounding is
-        stochastic unless it is switched off."""
+        """Cast an updated weight, or a slot of it, to its storage format: stochastically, unless that is switched off."""
         to = self.precision.slot_format(variable) if slot else self.precision.master_format(variable)
         return self._cast(value, to, self.precision.stochastic != OFF, f"update/{variable.name}/{slot or 'value'}", step)
 
@@ -101,8 +87,6 @@ class PrecisionPolicy:
         if all_reduce_format == FP32:
             return gradient
         return tf.cast(self._cast(gradient, all_reduce_format), storage_dtype(all_reduce_format))
-
-    # The following methods are for passes forward and backward.
 
     def cast_input(self, x: tf.Tensor) -> tf.Tensor:
         """Cast images [batch, side, side, channels] to the compute format and its dtype."""
@@ -113,7 +97,7 @@ class PrecisionPolicy:
         if not self.precision.rounds_results:
             return dy
         noise = self._noise(self._stochastic_results, "rounding/loss", positions[:, None])
-        return value_rounded(dy, self._rounding(self.precision.compute), noise)
+        return self._rounding(self.precision.compute).value(dy, noise)
 
     def cast_gradient(self, name: str, gradient: tf.Tensor, *counters: tf.Tensor) -> tf.Tensor:
         """Cast the gradient of a variable in one pass to the compute format."""
@@ -149,10 +133,10 @@ class PrecisionPolicy:
         """Round x to a format, to nearest or stochastically. `purpose` and `counters` determine the random numbers."""
         if to == FP32:
             return x
-        return round_without_gradient(x, self._rounding(to), self._noise(stochastic, purpose, *counters))
+        return self._rounding(to).without_gradient(x, self._noise(stochastic, purpose, *counters))
 
     def _rounding(self, to: Format) -> Rounding:
         return Rounding(self.precision.saturate_on_overflow, self.precision.checks == EXCEPTIONS, to)
 
-    def _noise(self, stochastic: bool, purpose: str, *counters: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    def _noise(self, stochastic: bool, purpose: str, *counters: tf.Tensor) -> Noise:
         return (draws.bits(draws.key(self._seed, purpose), *counters),) if stochastic else ()

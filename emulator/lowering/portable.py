@@ -14,16 +14,9 @@ import tensorflow.compat.v1 as tf
 
 from emulator.layers import batch_norm, group_norm
 from emulator.layers.activations import ACTIVATIONS
+from emulator.lowering import tensorflow as lowering
 from emulator.lowering.convolutions import depthwise, padded, plain
-from emulator.lowering.tensorflow import (
-    MOMENTS,
-    OPERATIONS,
-    Build,
-    Lowering,
-    proxy_rows,
-    scale_and_offset,
-    with_more_channels,
-)
+from emulator.lowering.tensorflow import Build, Lowering
 from emulator.network.network import Network, Node
 from emulator.passes.normal_form import normal_form
 from emulator.passes.target import Target
@@ -31,18 +24,16 @@ from Models._norms import BatchNorm, GroupNorm
 
 
 def logits(network: Network, weights: Mapping[str, tf.Tensor], image: tf.Tensor) -> tf.Tensor:
-    """Return the network's result [batch, classes] for prepared images [batch, side, side, channels]. Batches may have any
-    size."""
+    """Return the network's result [batch, classes] for prepared images [batch, side, side, channels], for any batch."""
     target = Target(training=False)
-    lowering = Lowering(weights=weights, target=target)
-    return lowering.run(_with_groups_at_norms(normal_form(network, target)), image, operations=_PORTABLE)
+    network = _with_groups_at_norms(normal_form(network, target))
+    return Lowering(weights=weights, target=target).run(network, image, operations=_PORTABLE)
 
 
 def _with_groups_at_norms(network: Network) -> Network:
     """Return the network in which a norm after a grouped convolution has the number of groups."""
     grouped = {n.outputs[0]: n.groups for n in network.nodes if n.op == "conv" and not n.is_depthwise}
-    nodes = (replace(n, groups=grouped.get(n.inputs[0], 1)) if n.op == "norm" else n for n in network.nodes)
-    return replace(network, nodes=tuple(nodes))
+    return network.rewritten(lambda n: [replace(n, groups=grouped.get(n.inputs[0], 1)) if n.op == "norm" else n])
 
 
 def _conv(low: Lowering, node: Node, x: tf.Tensor) -> tf.Tensor:
@@ -52,8 +43,8 @@ def _conv(low: Lowering, node: Node, x: tf.Tensor) -> tf.Tensor:
 
 def _norm(low: Lowering, node: Node, x: tf.Tensor) -> tf.Tensor:
     if not isinstance(node.norm, (BatchNorm, GroupNorm)):
-        return OPERATIONS["norm"](low, node, x)
-    return ACTIVATIONS[node.activation].value(_linear(low, node, x, *scale_and_offset(low, node, x)))
+        return lowering.OPERATIONS["norm"](low, node, x)
+    return ACTIVATIONS[node.activation].value(_linear(low, node, x, *lowering.scale_and_offset(low, node, x)))
 
 
 def _linear(low: Lowering, node: Node, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tf.Tensor:
@@ -62,7 +53,7 @@ def _linear(low: Lowering, node: Node, x: tf.Tensor, gamma: tf.Tensor, beta: tf.
         mean, r = group_norm.statistics(x, node.norm)
         factor = r * gamma
         return x * factor + (beta - mean * factor)
-    mean, variance = (low.weight(node, name) for name in MOMENTS)
+    mean, variance = (low.weight(node, name) for name in lowering.MOMENTS)
     if node.groups > 1:
         # TensorFlow would fuse a batch norm or a sum with the convolution, and can run the result only with oneDNN.
         factor = gamma * tf.math.rsqrt(variance + node.norm.epsilon)
@@ -71,17 +62,16 @@ def _linear(low: Lowering, node: Node, x: tf.Tensor, gamma: tf.Tensor, beta: tf.
 
 
 def _proxy_norm(low: Lowering, node: Node, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    (gamma, beta, mean, inverse), factor = proxy_rows(low, node)
+    (gamma, beta, mean, inverse), factor = lowering.proxy_rows(low, node)
     y = ACTIVATIONS[node.activation].value(_linear(low, node, x, gamma, beta)) - mean
     return y * inverse if node.scaled else y, factor
 
 
 _PORTABLE: Mapping[str, Build] = {
-    **OPERATIONS,
+    **lowering.OPERATIONS,
     "conv": _conv,
     "norm": _norm,
     "proxy_norm": _proxy_norm,
     "swish": lambda low, node, x: ACTIVATIONS["swish"].value(x),
-    "gate": lambda low, node, x, factor: x * factor,
-    "subsample": lambda low, node, x: with_more_channels(node, x[:, :: node.stride, :: node.stride, :]),
+    "subsample": lambda low, node, x: lowering.with_more_channels(node, x[:, :: node.stride, :: node.stride, :]),
 }

@@ -18,21 +18,7 @@ import tensorflow.compat.v1 as tf
 from base import draws
 from base.gradient_rules import by_rule, with_gradient
 from emulator.layers import activations, batch_norm, group_norm, proxy_norm
-from emulator.layers.rounding import (
-    BACKWARD,
-    Noise,
-    Rounding,
-    gradient_rounded,
-    kernel_attributes,
-    recomputed,
-    rounded_gradient,
-    rounded_pixel_mean,
-    scaled_gradient_rounded,
-    scaled_value_rounded,
-    storage_dtype,
-    value_rounded,
-    widened,
-)
+from emulator.layers.rounding import BACKWARD, Noise, Rounding, kernel_attributes, recomputed, storage_dtype, widened
 from emulator.layers.watch import GradientWatch, check_finite
 from emulator.lowering.convolutions import KERNELS, Narrow, padded, subsample
 from emulator.native import library
@@ -47,43 +33,30 @@ Build = Callable[..., Any]  # arguments: lowering, node, a tensor for each input
 
 
 class OperandRoundings(NamedTuple):
-    """The roundings of a layer's operands. None means no rounding. If the layer's formats are scaled, `kernel_index` is the
-    layer's row in the history of largest values (amax)."""
+    """The roundings of a layer's operands. None means no rounding."""
 
     activation: Rounding | None
     gradient: Rounding | None
-    kernel_index: int | None = None
+    kernel_index: int | None = None  # if formats are scaled: the layer's row in the history of largest values (amax).
 
 
 @dataclass(kw_only=True)
 class Lowering:
-    """The context of a network's operations: everything that they need in addition to their inputs.
+    """The context of a network's operations: everything that they need in addition to their inputs."""
 
-    * `weights` has the value of every variable by full name. Results have the dtype of the weights, or of their format.
-    * `positions` (int64 [batch], in training only) numbers each sample over all epochs. Random draws depend on it.
-    * `norm_parts` is the number of equal parts of the batch that have separate batch-norm statistics.
-    * `watch` counts the gradients that narrow formats lose.
-    * `sync_mean` returns the mean of a tensor over the processes that share batch-norm statistics.
-    * `rounding` rounds results and gradients; None means that they are not rounded. `stochastic` means that roundings are.
-    * `operands` returns the roundings for the layer with a given kernel.
-    * `product_dtype` is the dtype of convolutions and matrix products. None means the dtype of the weights.
-    * `statistics` gets the value of each moving statistic on this micro-batch.
-    * `observed` gets the input and the gradient of each product that the pass `observed` looks at, by kernel.
-    """
-
-    weights: Mapping[str, tf.Tensor]
+    weights: Mapping[str, tf.Tensor]  # every variable by full name. Results have this dtype, or the dtype of their format.
     target: Target
     seed: draws.Seed = 0
-    positions: tf.Tensor | None = None
-    norm_parts: int = 1
-    watch: GradientWatch | None = None
-    sync_mean: Callable[[tf.Tensor], tf.Tensor] | None = None
-    rounding: Rounding | None = None
-    operands: Callable[[str], OperandRoundings] = lambda kernel: OperandRoundings(None, None)
-    stochastic: bool = False
-    product_dtype: tf.DType | None = None
-    statistics: dict[str, tf.Tensor] = field(default_factory=dict)
-    observed: dict[str, list[tf.Tensor]] = field(default_factory=dict)
+    positions: tf.Tensor | None = None  # int64 [batch], in training only: the key of random draws.
+    norm_parts: int = 1  # the number of equal parts of the batch that have separate batch-norm statistics.
+    watch: GradientWatch | None = None  # counts the gradients that narrow formats lose.
+    sync_mean: Callable[[tf.Tensor], tf.Tensor] | None = None  # averages over the processes that share batch norm.
+    rounding: Rounding | None = None  # rounds results and gradients, if they are rounded.
+    operands: Callable[[str], OperandRoundings] = lambda kernel: OperandRoundings(None, None)  # of the layer with a kernel.
+    stochastic: bool = False  # roundings are stochastic.
+    product_dtype: tf.DType | None = None  # the dtype of convolutions and matrix products, if it is not that of the weights.
+    statistics: dict[str, tf.Tensor] = field(default_factory=dict)  # gets each moving statistic on this micro-batch.
+    observed: dict[str, list[tf.Tensor]] = field(default_factory=dict)  # gets inputs and gradients of observed kernels.
     _drawn: dict[tuple[str, int, int], tf.Tensor] = field(default_factory=dict)
 
     def run(self, network: Network, *inputs: tf.Tensor, operations: Mapping[str, Build] | None = None) -> tf.Tensor:
@@ -118,7 +91,7 @@ class Lowering:
 
             def gradient(dy: tf.Tensor) -> tf.Tensor:
                 if not done and dy.dtype == tf.float32:
-                    return rounded_gradient(dy, self.rounding, noise, dtype)
+                    return self.rounding.of_gradient(dy, noise, dtype)
                 return widened(dy) if read.adds else dy
 
             x = by_rule("Identity", tf.identity, x, rule=gradient)
@@ -143,15 +116,15 @@ class Lowering:
         noise = self.noise(node, node.formats.result, y)
 
         def rule(dy: tf.Tensor) -> tf.Tensor:
-            return rounded_gradient(dy, self.rounding, noise) if node.formats.rounds_gradient else widened(dy)
+            return self.rounding.of_gradient(dy, noise) if node.formats.rounds_gradient else widened(dy)
 
-        return value_rounded(y, self.rounding, noise, self.dtype, rule)
+        return self.rounding.value(y, noise, self.dtype, rule)
 
     def stored(self, y: tf.Tensor) -> tf.Tensor:
         """Return numbers of the format in the dtype of values between nodes."""
         if self.rounding is None or y.dtype == self.dtype:
             return y
-        return value_rounded(y, self.rounding, dtype=self.dtype)
+        return self.rounding.value(y, dtype=self.dtype)
 
     def inside(self, node: Node, x: tf.Tensor) -> tuple[Rounding | None, Noise]:
         """Return rounding and noise for an operation that rounds its results and gradients itself."""
@@ -173,10 +146,7 @@ class Lowering:
 
     def result_gradient(self, node: Node, dy: tf.Tensor, noise: Noise) -> tf.Tensor:
         """Return the gradient of a result, rounded if this node must round it."""
-        return rounded_gradient(dy, self.rounding, noise, self.dtype) if node.formats.rounds_gradient else dy
-
-
-# products
+        return self.rounding.of_gradient(dy, noise, self.dtype) if node.formats.rounds_gradient else dy
 
 
 def _operand(low: Lowering, node: Node, x: tf.Tensor) -> tf.Tensor:
@@ -186,10 +156,10 @@ def _operand(low: Lowering, node: Node, x: tf.Tensor) -> tf.Tensor:
         return x
     x, noise = widened(x), low.noise(node, node.formats.operand, x)
     if kernel_index is None:
-        return value_rounded(x, rounding, noise, storage_dtype(rounding.format), rule=lambda dy: dy)
+        return rounding.value(x, noise, storage_dtype(rounding.format), rule=lambda dy: dy)
     if low.watch is not None:
         low.watch.record_operand_amax(kernel_index, 0, x)
-    return scaled_value_rounded(x, low.weights[AMAX_HISTORY][kernel_index, 0], rounding, noise)
+    return rounding.scaled_value(x, low.weights[AMAX_HISTORY][kernel_index, 0], noise)
 
 
 def _with_rounded_gradient(low: Lowering, node: Node, y: tf.Tensor) -> tf.Tensor:
@@ -199,15 +169,14 @@ def _with_rounded_gradient(low: Lowering, node: Node, y: tf.Tensor) -> tf.Tensor
         return y
     noise = low.noise(node, node.formats.gradient, y)
     if kernel_index is None:
-        return gradient_rounded(y, rounding, noise)
-    y = scaled_gradient_rounded(y, low.weights[AMAX_HISTORY][kernel_index, 1], rounding, noise)
+        return rounding.gradient(y, noise)
+    y = rounding.scaled_gradient(y, low.weights[AMAX_HISTORY][kernel_index, 1], noise)
     return y if low.watch is None else low.watch.record_gradient_amax(kernel_index, y)
 
 
 def _multiplied(low: Lowering, node: Node, multiply: Build, x: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """Return multiply(x, weights), computed in the dtype of products. Products of groups have the dtype of the activations,
-    because TensorFlow is slow at products of groups in 16 bits."""
-    dtype = x.dtype if node.groups > 1 else low.product_dtype or x.dtype
+    """Return multiply(x, weights), computed in the dtype of products."""
+    dtype = x.dtype if node.groups > 1 else low.product_dtype or x.dtype  # TensorFlow is slow at groups in 16 bits.
     y = multiply(tf.cast(x, dtype), tf.cast(weights, dtype))
     return tf.cast(y, tf.float32) if dtype == low.product_dtype else y
 
@@ -231,7 +200,7 @@ def _narrow(low: Lowering, node: Node, x: tf.Tensor) -> Narrow:
 
     def result_gradient(dy: tf.Tensor) -> tf.Tensor:
         dy = low.result_gradient(node, dy, noise)
-        return rounded_gradient(dy, rounding, noise_in_products, storage_dtype(rounding.format)) if rounding else dy
+        return rounding.of_gradient(dy, noise_in_products, storage_dtype(rounding.format)) if rounding else dy
 
     read = node.formats.reads[0] if node.formats.reads else None
     if read is None or read.draw is None:
@@ -249,9 +218,6 @@ def _dense(low: Lowering, node: Node, x: tf.Tensor) -> tf.Tensor:
 
 def _flat(x: tf.Tensor) -> tf.Tensor:
     return tf.reshape(x, [-1, math.prod(x.shape[1:])])
-
-
-# norms
 
 
 def _norm(low: Lowering, node: Node, x: tf.Tensor, *shortcuts: tf.Tensor) -> tf.Tensor:
@@ -278,16 +244,14 @@ def _batch_norm(
         batch = x, gamma, beta, low.norm_parts, node.norm.epsilon, node.activation
         return low.stored(_with_statistics(low, node, batch_norm.native_batch_norm(*batch, *low.inside(node, x), shortcuts)))
     if low.rounding is None:
-        return _batch_norm_in_fp32(low, node, x, gamma, beta, node.activation)
-    y = _batch_norm_in_fp32(low, node, x, gamma, beta, LINEAR)
+        return _in_fp32(low, node, x, gamma, beta, node.activation)
+    y = _in_fp32(low, node, x, gamma, beta, LINEAR)
     if node.activation == LINEAR:
         return low.result(node, y)
     return low.stored(activations.rounded_activation(y, node.activation, *low.inside(node, y)))
 
 
-def _batch_norm_in_fp32(
-    low: Lowering, node: Node, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, activation: str
-) -> tf.Tensor:
+def _in_fp32(low: Lowering, node: Node, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, activation: str) -> tf.Tensor:
     """Return a batch norm and an activation that are not rounded."""
     if low.target.uses_batch_statistics(node):
         batch = widened(x), gamma, beta, low.norm_parts, node.norm.epsilon
@@ -314,18 +278,13 @@ def _proxy_norm(low: Lowering, node: Node, x: tf.Tensor) -> tuple[tf.Tensor, tf.
 
 
 def proxy_rows(low: Lowering, node: Node) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Return gamma, beta, proxy mean and inverse deviation [channels] of proxy norm, and the inverse deviation [1, 1, 1,
-    channels] for other nodes."""
+    """Return gamma, beta, mean and inverse deviation of proxy norm [channels], and the last also as [1, 1, 1, channels]."""
     rows = tf.unstack(low.weight(node, "proxy"))
     used = proxy_norm.GAMMA, proxy_norm.BETA, proxy_norm.MEAN, proxy_norm.INVERSE_DEVIATION
     return [tf.reshape(rows[row], [-1]) for row in used], rows[proxy_norm.INVERSE_DEVIATION][None]
 
 
-# The arithmetic of each norm, with the activation after it.
-NORMS: dict[type[Norm], Build] = {GroupNorm: _group_norm, BatchNorm: _batch_norm}
-
-
-# other layers
+NORMS: dict[type[Norm], Build] = {GroupNorm: _group_norm, BatchNorm: _batch_norm}  # with the activation after the norm
 
 
 def _relu(low: Lowering, node: Node, x: tf.Tensor) -> tf.Tensor:
@@ -369,7 +328,7 @@ def _global_mean(low: Lowering, node: Node, x: tf.Tensor) -> tf.Tensor:
     if low.rounding is None:
         return tf.reduce_mean(x, axis=[1, 2], keepdims=True)
     noise = low.noise(node, node.formats.pixels, x)
-    return low.result(node, rounded_pixel_mean(widened(x), low.rounding, noise))
+    return low.result(node, low.rounding.pixel_mean(widened(x), noise))
 
 
 def with_more_channels(node: Node, x: tf.Tensor) -> tf.Tensor:
@@ -389,9 +348,6 @@ def _keep(low: Lowering, node: Node, x: tf.Tensor, probability: float, *elements
     drawn = draws.uniform(draws.key(low.seed, node.path), sample, *elements)
     x = widened(x)
     return low.result(node, x * (tf.cast(drawn < probability, x.dtype) / probability))
-
-
-# fused operations for inference
 
 
 def _conv_norm(low: Lowering, node: Node, x: tf.Tensor, *gate: tf.Tensor) -> tf.Tensor:
@@ -414,12 +370,9 @@ def _conv_bias(low: Lowering, node: Node, x: tf.Tensor) -> tf.Tensor:
     return tf.reshape(y, [-1, node.shape.channels]) if dense else y
 
 
-# nodes of passes
-
-
 def _sum_gradients(low: Lowering, node: Node, x: tf.Tensor) -> tf.Tensor:
     rounds, noise = node.formats.rounds_gradient, low.noise(node, node.formats.result, x)
-    return gradient_rounded(x, low.rounding, noise) if rounds else tf.identity(x)
+    return low.rounding.gradient(x, noise) if rounds else tf.identity(x)
 
 
 def _observe(low: Lowering, node: Node, x: tf.Tensor) -> tf.Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, count
@@ -71,6 +71,10 @@ class Shape(NamedTuple):
         """The number of values in the activation of one sample."""
         return self.height * self.width * self.channels
 
+    def strided(self, stride: int, channels: int) -> Shape:
+        """Return the shape of every `stride`-th pixel, with another number of channels."""
+        return Shape(-(-self.height // stride), -(-self.width // stride), channels)
+
 
 class Read(NamedTuple):
     """The treatment of the gradient that a node returns for one input."""
@@ -81,43 +85,27 @@ class Read(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Formats:
-    """Who rounds the values around a node in narrow formats. Roundings are numbered within a segment, for random draws.
+    """Who rounds the values around a node in narrow formats. Numbers of roundings are keys of random draws in a segment."""
 
-    * `reads` has an entry for each input; None means that the gradient stays as it is.
-    * `result` and `pixels` number the roundings of the result, and of a mean over pixels before it.
-    * `rounds_gradient` means that the node rounds the gradient of its result.
-    * `operand` and `gradient` number the roundings of what a product multiplies: its input, and the gradient of its result.
-    """
-
-    reads: tuple[Read | None, ...] = ()
-    result: int | None = None
-    pixels: int | None = None
-    rounds_gradient: bool = False
-    operand: int | None = None
-    gradient: int | None = None
+    reads: tuple[Read | None, ...] = ()  # an entry for each input; None means that the gradient stays as it is.
+    result: int | None = None  # the number of the result's rounding.
+    pixels: int | None = None  # the number of the rounding of a mean over pixels, before the result's.
+    rounds_gradient: bool = False  # the node rounds the gradient of its result.
+    operand: int | None = None  # the number of the rounding of what a product multiplies.
+    gradient: int | None = None  # the same for the gradient of its result.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """An operation of the network, for one sample. `op` is its kind, such as "conv".
+    """An operation of the network, for one sample."""
 
-    * `inputs` and `outputs` number the values that it reads and returns.
-    * `segment` is the part of the model that has the node, and `scope` the path of the layer.
-    * `source` and `shape` are the shapes of the first input and of the first output.
-    * `rate` is the probability of dropout, or the survival rate of drop-path.
-    * `scaled` means that proxy norm multiplies its result by the inverse deviation.
-    * `label` is the name of the layer in the model, if it is not `op`.
-    * The passes set `formats`, `checked`, `fused` (the operations that were fused) and `computed_by` (the kernel of a
-      convolution).
-    """
-
-    op: str
-    inputs: tuple[int, ...]
+    op: str  # a row of OPS
+    inputs: tuple[int, ...]  # the numbers of the values that it reads.
     outputs: tuple[int, ...]
-    segment: str
-    scope: str
-    source: Shape
-    shape: Shape
+    segment: str  # the part of the model that has the node.
+    scope: str  # the path of the layer.
+    source: Shape  # the shape of the first input.
+    shape: Shape  # the shape of the first output.
     variables: tuple[Variable, ...] = ()
     kernel: int = 0
     stride: int = 1
@@ -125,13 +113,13 @@ class Node:
     padding: str = "SAME"
     norm: Norm | None = None
     activation: str = LINEAR
-    rate: float = 0.0
-    scaled: bool = False
-    label: str = ""
+    rate: float = 0.0  # the probability of dropout, or the survival rate of drop-path.
+    scaled: bool = False  # proxy norm multiplies its result by the inverse deviation.
+    label: str = ""  # the name of the layer in the model, if it is not `op`.
     formats: Formats = Formats()
     checked: bool = False
-    fused: tuple[str, ...] = ()
-    computed_by: str = ""
+    fused: tuple[str, ...] = ()  # the operations that were fused.
+    computed_by: str = ""  # the kernel of a convolution.
 
     @property
     def path(self) -> str:
@@ -141,11 +129,9 @@ class Node:
     @property
     def multiply_adds(self) -> int:
         """The number of multiply-adds of a convolution or dense layer in the forward pass of one sample."""
-        if self.op not in PRODUCTS:
-            return 0
         if self.op == "dense":
             return self.source.elements * self.shape.channels
-        return self.shape.elements * self.kernel**2 * (self.source.channels // self.groups)
+        return self.shape.elements * self.kernel**2 * (self.source.channels // self.groups) if self.op == "conv" else 0
 
     @property
     def is_depthwise(self) -> bool:
@@ -174,29 +160,28 @@ class Node:
 
 @dataclass(frozen=True)
 class Network:
-    """The nodes of a network in order, and the names of its segments (blocks of layers).
-
-    `inputs` numbers the values that enter, and `ends` the value that leaves each segment. Only the last of these ends is
-    certain to exist after the pass `fuse`.
-    """
+    """The nodes of a network in order, and the names of its segments (blocks of layers)."""
 
     segments: tuple[str, ...]
     nodes: tuple[Node, ...]
-    inputs: tuple[int, ...]
-    ends: tuple[int, ...]
+    inputs: tuple[int, ...]  # the numbers of the values that enter.
+    ends: tuple[int, ...]  # the value that leaves each segment. The pass `fuse` is certain to keep only the last one.
 
     @property
     def output(self) -> int:
         """The number of the value that leaves the network."""
         return self.ends[-1]
 
-    def block(self, names: Collection[str]) -> Network:
+    def rewritten(self, rewrite: Callable[[Node], Iterable[Node]]) -> Network:
+        """Return the network that has the nodes rewrite(node) in place of each node."""
+        return replace(self, nodes=tuple(new for node in self.nodes for new in rewrite(node)))
+
+    def block(self, names: Sequence[str]) -> Network:
         """Return neighbouring segments as a network of their own."""
-        places = [self.segments.index(name) for name in names]
-        first, last = min(places), max(places)
+        first, end = self.segments.index(names[0]), self.segments.index(names[-1]) + 1
         entering = self.inputs if first == 0 else (self.ends[first - 1],)
         kept = tuple(node for node in self.nodes if node.segment in names)
-        return Network(self.segments[first : last + 1], kept, entering, self.ends[first : last + 1])
+        return Network(self.segments[first:end], kept, entering, self.ends[first:end])
 
     def blocks(self, stages: Iterable[Sequence[str]], recomputation: bool) -> tuple[tuple[Network, ...], ...]:
         """Return the blocks of each stage, whose gradients are computed together. With recomputation, each segment is a

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partialmethod
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 from emulator.network.network import Network, Node, Shape
 from Models._layers import GLOROT, Initial, Layers, ProxyRule, Variable
@@ -17,8 +17,7 @@ class NetworkError(Exception):
     """The dimensions of a model's layers do not fit together."""
 
 
-@dataclass(frozen=True)
-class Value:
+class Value(NamedTuple):
     """A value of the network that is being recorded: its number and its shape."""
 
     number: int
@@ -54,7 +53,6 @@ class Recorder(Layers):
         self.segment, self._numbers = "", count()
 
     def value(self, shape: Shape) -> Value:
-        """Return a new value."""
         return Value(next(self._numbers), shape)
 
     def channels(self, x: Value) -> int:
@@ -64,29 +62,18 @@ class Recorder(Layers):
         return x.shape.height
 
     def conv(
-        self,
-        x: Value,
-        filters: int,
-        kernel: int,
-        initial: Initial,
-        *,
-        stride: int = 1,
-        groups: int = 1,
-        bias: bool = False,
+        self, x: Value, filters: int, kernel: int, initial: Initial, *, stride: int = 1, groups: int = 1, bias: bool = False,
         padding: str = "SAME",
-    ) -> Value:
+    ) -> Value:  # fmt: skip
         channels = x.shape.channels
         if channels % groups or filters % groups:
-            raise NetworkError(
-                f"{self.path()}: {channels} input and {filters} output channels do not divide into {groups} "
-                f"convolution groups"
-            )
+            counts = f"{channels} input and {filters} output channels"
+            raise NetworkError(f"{self.path()}: {counts} do not divide into {groups} convolution groups")
         variables = [Variable(self.path("conv", "conv2d", "kernel"), (kernel, kernel, channels // groups, filters), initial)]
         if bias:
             variables.append(Variable(self.path("conv", "conv2d", "bias"), (filters,), 0.0))
-        shape = Shape(_strided(x.shape.height, stride), _strided(x.shape.width, stride), filters)
         window = {"kernel": kernel, "stride": stride, "groups": groups, "padding": padding}
-        return self._add("conv", x, shape=shape, variables=tuple(variables), **window)
+        return self._add("conv", x, shape=x.shape.strided(stride, filters), variables=tuple(variables), **window)
 
     def norm(self, x: Value, norm: Norm, *, zero_gamma: bool = False, scale: bool = True, centre: bool = True) -> Value:
         if isinstance(norm, NoNorm):
@@ -105,44 +92,27 @@ class Recorder(Layers):
         y = self._add("proxy", x, second=factor, variables=(variable,), activation=rule.activation, scaled=scaled)
         return y, factor
 
-    def relu(self, x: Value) -> Value:
-        return self._add("relu", x)
-
-    def relu6(self, x: Value) -> Value:
-        return self._add("relu6", x)
-
-    def swish(self, x: Value) -> Value:
-        return self._add("swish", x)
-
-    def sigmoid(self, x: Value) -> Value:
-        return self._add("sigmoid", x)
-
     def add(self, x: Value, y: Value) -> Value:
         if x.shape != y.shape:
             raise NetworkError(f"{self.path()}: values of the shapes {tuple(x.shape)} and {tuple(y.shape)} cannot be added")
         return self._add("add", x, y)
 
-    def gate(self, x: Value, factor: Value) -> Value:
-        return self._add("gate", x, factor)
-
     def concat(self, x: Value, y: Value) -> Value:
-        shape = Shape(x.shape.height, x.shape.width, x.shape.channels + y.shape.channels)
-        return self._add("concat", x, y, shape=shape)
+        return self._add("concat", x, y, shape=x.shape._replace(channels=x.shape.channels + y.shape.channels))
 
     def max_pool(self, x: Value, kernel: int, stride: int, *, padding: str = "SAME") -> Value:
         height, width, channels = x.shape
         lost = kernel - 1 if padding == "VALID" else 0
         if min(height, width) <= lost:
             raise NetworkError(f"{self.path()}: a {kernel}x{kernel} window does not fit into {height}x{width} pixels")
-        shape = Shape(_strided(height - lost, stride), _strided(width - lost, stride), channels)
+        shape = Shape(height - lost, width - lost, channels).strided(stride, channels)
         return self._add("max_pool", x, shape=shape, kernel=kernel, stride=stride, padding=padding)
 
     def global_mean(self, x: Value) -> Value:
         return self._add("global_mean", x, shape=Shape(1, 1, x.shape.channels))
 
     def subsample(self, x: Value, stride: int, channels: int) -> Value:
-        shape = Shape(_strided(x.shape.height, stride), _strided(x.shape.width, stride), channels)
-        return self._add("subsample", x, shape=shape, stride=stride)
+        return self._add("subsample", x, shape=x.shape.strided(stride, channels), stride=stride)
 
     def dense(self, x: Value, units: int) -> Value:
         variables = (
@@ -164,18 +134,16 @@ class Recorder(Layers):
         self, op: str, *inputs: Value, shape: Shape | None = None, second: Value | None = None, **details: Any
     ) -> Value:
         """Record a node and return its result, which by default has the shape of the first input."""
-        source = inputs[0].shape
-        y = self.value(shape or source)
-        outputs = (y.number, second.number) if second else (y.number,)
-        read = tuple(each.number for each in inputs)
-        self.nodes.append(
-            Node(
-                op=op, inputs=read, outputs=outputs, segment=self.segment, scope=self.path(), source=source, shape=y.shape,
-                **details,
-            )
-        )  # fmt: skip
+        y = self.value(shape or inputs[0].shape)
+        values = {
+            "inputs": tuple(each.number for each in inputs), "outputs": tuple(each.number for each in (y, second) if each),
+            "source": inputs[0].shape, "shape": y.shape,
+        }  # fmt: skip
+        self.nodes.append(Node(op=op, segment=self.segment, scope=self.path(), **values, **details))
         return y
 
-
-def _strided(side: int, stride: int) -> int:
-    return -(-side // stride)
+    relu = partialmethod(_add, "relu")
+    relu6 = partialmethod(_add, "relu6")
+    swish = partialmethod(_add, "swish")
+    sigmoid = partialmethod(_add, "sigmoid")
+    gate = partialmethod(_add, "gate")

@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf
 
 from base.draws import Seed
 from base.gradient_rules import gradients
-from emulator.layers.rounding import Rounding, range_factor, round_without_gradient
+from emulator.layers.rounding import Rounding, range_factor
 from emulator.lowering.lists import passes
 from emulator.lowering.policy import PrecisionPolicy
 from emulator.network.network import Network
@@ -160,7 +160,7 @@ def _measured(x: tf.Tensor, operand: _Operand, largest: tf.Tensor | None) -> tup
 
 def _nearest(x: tf.Tensor, number_format: Format) -> tf.Tensor:
     """Return x rounded to a format. An overflow becomes the largest number."""
-    return x if number_format == FP32 else round_without_gradient(x, Rounding(saturate=True, format=number_format))
+    return x if number_format == FP32 else Rounding(saturate=True, format=number_format).without_gradient(x)
 
 
 def _sparse(counts: np.ndarray) -> dict[int, int]:

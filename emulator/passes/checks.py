@@ -17,8 +17,8 @@ from emulator.network.network import OPS, PRODUCTS, Network, Node
 
 def checks(network: Network) -> Network:
     """Return the network with checks of each layer's result, and of the gradients that each layer returns."""
-    nodes = tuple(replace(node, checked=node.op != "sum_gradients") for node in network.nodes)
-    return _followed(replace(network, nodes=nodes), "check", lambda node: not OPS[node.op].moves)
+    network = network.rewritten(lambda node: [replace(node, checked=node.op != "sum_gradients")])
+    return _followed(network, "check", lambda node: not OPS[node.op].moves)
 
 
 def counts(network: Network, watched: Collection[str]) -> Network:
@@ -28,27 +28,29 @@ def counts(network: Network, watched: Collection[str]) -> Network:
 
 def observed(network: Network) -> Network:
     """Return the network with a look at the input and at the result of each product. The label is the kernel's name."""
-    nodes, new = [], network.new_values()
-    for node in network.nodes:
+    new = network.new_values()
+
+    def looked_at(node: Node) -> list[Node]:
         if node.op not in PRODUCTS:
-            nodes.append(node)
-            continue
+            return [node]
         kernel, x, y = node.variable("kernel"), next(new), next(new)
         before = node.inserted("observe", node.inputs[0], x, node.source, label=kernel)
         after = node.inserted("observe", y, node.outputs[0], node.shape, label=kernel)
-        nodes += [before, replace(node, inputs=(x,), outputs=(y,)), after]
-    return replace(network, nodes=tuple(nodes))
+        return [before, replace(node, inputs=(x,), outputs=(y,)), after]
+
+    return network.rewritten(looked_at)
 
 
 def _followed(network: Network, op: str, wanted: Callable[[Node], bool]) -> Network:
     """Return the network with a node `op` after each wanted node that ends a layer."""
-    nodes, new = [], network.new_values()
+    new = network.new_values()
     biased = {node.path for node in network.nodes if node.op == "bias"}  # there, the product does not end the layer
-    for node in network.nodes:
+
+    def followed(node: Node) -> list[Node]:
         if not wanted(node) or (node.op in PRODUCTS and node.path in biased):
-            nodes.append(node)
-            continue
+            return [node]
         made = next(new)
         look = node.inserted(op, made, node.outputs[0], node.shape, label=node.path)
-        nodes += [replace(node, outputs=(made, *node.outputs[1:])), look]
-    return replace(network, nodes=tuple(nodes))
+        return [replace(node, outputs=(made, *node.outputs[1:])), look]
+
+    return network.rewritten(followed)

@@ -25,44 +25,38 @@ def formats(network: Network, precision: Precision, target: Target) -> Network:
     """Return the network with `Formats` at each node, and with nodes that sum the gradients of a value's readers."""
     if not (precision.rounds_results or precision.rounds_operands):
         return network
-    state = _State(network, precision, target)
-    for node in network.nodes:
-        state.add(node)
-    return replace(network, nodes=tuple(state.nodes))
+    return network.rewritten(_State(network, precision, target).with_formats)
 
 
 class _State:
-    """The nodes so far, with their formats.
-
-    `readers` counts the nodes of a segment that read a value, for all values whose gradients are rounded. `inputs` maps a
-    value and a segment to the value that is read there, which is the result of a sum if there are several readers.
-    """
+    """The nodes so far, and the number of the next rounding in each segment."""
 
     def __init__(self, network: Network, precision: Precision, target: Target) -> None:
         self.precision, self.target = precision, target
-        self.nodes: list[Node] = []
         self.made: dict[int, Node] = {}
-        self.inputs: dict[tuple[int, str], int] = {}
+        self.inputs: dict[tuple[int, str], int] = {}  # maps a value and a segment to what is read there, such as a sum.
         self.draws, self.new_values = Counter[str](), network.new_values()
         read = [(value, node.segment) for node in network.nodes for value in node.inputs]
         of_weights = {value for node in network.nodes for value in node.outputs[1:]}  # inverse deviations of proxy norm
         rounded = precision.rounds_results and target.training
+        # counts the nodes of a segment that read a value, for all values whose gradients are rounded.
         self.readers = Counter(place for place in read if rounded and place[0] not in of_weights)
 
-    def add(self, node: Node) -> None:
-        inputs, reads = zip(*[self.read(node, value) for value in node.inputs])
+    def with_formats(self, node: Node) -> list[Node]:
+        """Return a node with its formats, after the sums that it is the first to need."""
+        sums: list[Node] = []
+        inputs, reads = zip(*[self.read(node, value, sums) for value in node.inputs])
         own = replace(self.of_node(node), reads=reads, rounds_gradient=self.rounds_gradient(node))
-        node = replace(node, inputs=inputs, formats=own)
-        self.made[node.outputs[0]] = node
-        self.nodes.append(node)
+        self.made[node.outputs[0]] = replace(node, inputs=inputs, formats=own)
+        return [*sums, self.made[node.outputs[0]]]
 
     def draw(self, node: Node) -> int:
         """Return the number of the next rounding in the segment. Numbers are the keys of random draws."""
         self.draws[node.segment] += 1
         return self.draws[node.segment]
 
-    def read(self, node: Node, value: int) -> tuple[int, Read | None]:
-        """Return what a node reads as one of its inputs, and who rounds the gradient."""
+    def read(self, node: Node, value: int, sums: list[Node]) -> tuple[int, Read | None]:
+        """Return what a node reads as one of its inputs, and who rounds the gradient. Add a new sum to `sums`."""
         place = value, node.segment
         if place not in self.readers:
             return value, None
@@ -70,19 +64,15 @@ class _State:
         maker_rounds = maker is not None and maker.segment == node.segment and OPS[maker.op].rounds_gradient
         if place not in self.inputs:
             number = self.draw(node)  # needed or not, so that a run's random draws stay the same.
-            self.inputs[place] = self.add_sum(node, value, number, not maker_rounds) if several else value
+            self.inputs[place] = next(self.new_values) if several else value
+            if several:
+                shape = maker.shape if maker else node.source
+                own = Formats(result=number, rounds_gradient=not maker_rounds)
+                sums.append(node.inserted("sum_gradients", value, self.inputs[place], shape, formats=own))
         number = None if _keeps_gradients(node, self.target) else self.draw(node)
         if number is not None and maker_rounds and not several:
             number = None if _always_rounds(maker, self.target) else maker.formats.result
         return self.inputs[place], None if number is None and not several else Read(number, several)
-
-    def add_sum(self, reader: Node, value: int, number: int, rounds: bool) -> int:
-        """Add a node that sums the gradients of a value's readers, and return its result."""
-        total = next(self.new_values)
-        shape = self.made[value].shape if value in self.made else reader.source
-        own = Formats(result=number, rounds_gradient=rounds)
-        self.nodes.append(reader.inserted("sum_gradients", value, total, shape, formats=own))
-        return total
 
     def of_node(self, node: Node) -> Formats:
         """Return the numbers of the roundings inside a node, in the order in which they are numbered."""

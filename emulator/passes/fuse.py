@@ -1,16 +1,14 @@
 """Replace neighbouring operations by one native operation that returns the same bits.
 
-    norm ---+
-            +--> add --> relu    ->  norm(relu, shortcut)       training in FP32
-    x ------+
+norm ---+
+        +--> add --> relu    ->  norm(relu, shortcut)       training in FP32
+x ------+
 
-    conv --> norm(activation)    ->  conv_norm(activation)      inference in FP32
-    gate --> conv_norm           ->  conv_norm with a gate
-    conv --> bias --> activation ->  conv_bias(activation)
-    dense --> bias               ->  conv_bias
-    global_mean --> conv_bias    ->  conv_bias of a mean
-
-To add a fused operation, write a pattern below, put it into `PATTERNS`, and lower its result.
+conv --> norm(activation)    ->  conv_norm(activation)      inference in FP32
+gate --> conv_norm           ->  conv_norm with a gate
+conv --> bias --> activation ->  conv_bias(activation)
+dense --> bias               ->  conv_bias
+global_mean --> conv_bias    ->  conv_bias of a mean
 """
 
 from __future__ import annotations
@@ -103,12 +101,11 @@ def _with_bias(product: Node, bias: Node, replaced: list[Node], activation: str,
 
 
 class Pattern(NamedTuple):
-    """A row of `PATTERNS`: a function of a node and its neighbours, whether it is for training, and the native operations
-    that it needs. The function returns the new node and the nodes before that it replaces, or None."""
+    """A row of `PATTERNS`."""
 
-    fused: Callable[[Node, Neighbours], Found]
+    fused: Callable[[Node, Neighbours], Found]  # returns the new node, and the nodes before this one that it replaces.
     training: bool
-    needs: frozenset[str] = frozenset()
+    needs: frozenset[str] = frozenset()  # native operations
 
 
 PATTERNS = (

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from emulator.network.network import LINEAR, PRODUCTS, Network, Node
 from emulator.plan.precision import ALL, Precision
 
@@ -26,7 +24,8 @@ def printed(network: Network, precision: Precision) -> str:
 def _row(node: Node, precision: Precision) -> tuple[str, ...]:
     height, width, channels = node.shape
     shape = f"{height}x{width}x{channels}" if height * width > 1 else str(channels)
-    values, layer = f"{_values(node.outputs)} = {_values(node.inputs)}", node.path.removeprefix("all/")
+    values = " = ".join(" ".join(f"%{number}" for number in each) for each in (node.outputs, node.inputs))
+    layer = node.path.removeprefix("all/")
     return values, operation(node), layer, shape, _format(node, precision), node.computed_by, _rounds(node, precision)
 
 
@@ -41,10 +40,6 @@ def operation(node: Node) -> str:
     return f"{name} + {node.activation}" if node.activation != LINEAR else name
 
 
-def _values(numbers: Iterable[int]) -> str:
-    return " ".join(f"%{number}" for number in numbers)
-
-
 def _format(node: Node, precision: Precision) -> str:
     """Return the format of the result, and of what a product multiplies if it differs."""
     result = precision.compute.name
@@ -56,8 +51,7 @@ def _format(node: Node, precision: Precision) -> str:
 
 
 def _rounds(node: Node, precision: Precision) -> str:
-    """Return who rounds: the result, the gradient that arrives there, and the gradients that the node returns. Stochastic
-    roundings have their number in the segment."""
+    """Return what the node rounds. Stochastic roundings have their number in the segment."""
     formats = node.formats
     parts = [(formats.operand, "operand"), (formats.gradient, "gradient in products"), (formats.pixels, "mean")]
     if node.op == "sum_gradients":

@@ -11,21 +11,14 @@ from Models._norms import BatchNorm
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """The use of a network, and the device that computes it.
-
-    * `native` has the names of the native operations, without any if the device or the dtype has none.
-    * `lanes` is the number of FP32 numbers in a vector of these operations.
-    * `group_gradients` means that TensorFlow computes the gradients of grouped convolutions there.
-    * `synced` means that several processes share the statistics of batch norm.
-    * `frozen` names moving statistics. Norms with these statistics use them in training too.
-    """
+    """The use of a network, and the device that computes it."""
 
     training: bool = True
-    native: Collection[str] = frozenset()
-    lanes: int = 16
-    group_gradients: bool = False
-    synced: bool = False
-    frozen: Collection[str] = frozenset()
+    native: Collection[str] = frozenset()  # the names of native operations, none if the device or the dtype has none.
+    lanes: int = 16  # a vector of these operations has this many FP32 numbers.
+    group_gradients: bool = False  # TensorFlow computes the gradients of grouped convolutions there.
+    synced: bool = False  # several processes share the statistics of batch norm.
+    frozen: Collection[str] = frozenset()  # moving statistics that their norms use in training, too.
 
     def uses_batch_statistics(self, node: Node) -> bool:
         """Return whether a norm is a batch norm with statistics of the batch, not moving statistics."""

@@ -14,7 +14,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 from gfloat import Domain, FormatInfo, RoundMode, decode_float, round_float
 
-from emulator.layers.rounding import Rounding, range_factor, round_without_gradient
+from emulator.layers.rounding import Rounding, range_factor
 from emulator.native import library
 from emulator.plan import number_formats
 from emulator.plan.number_formats import BF16, E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, FP16, FP32, Format, FormatError
@@ -59,7 +59,7 @@ def rounded(values: np.ndarray, rounding: Rounding, seed: int | None = None) -> 
     with new_graph().as_default(), tf.Session(config=session_config()) as session:
         noise = () if seed is None else (tf.constant(seed, tf.uint64),)
         x = tf.placeholder(tf.float32, values.shape)
-        return session.run(round_without_gradient(x, rounding, noise), {x: values})
+        return session.run(rounding.without_gradient(x, noise), {x: values})
 
 
 def same(one: np.ndarray, other: np.ndarray) -> bool:

@@ -16,7 +16,7 @@ from networks import built, options_of
 
 from emulator.layers import proxy_norm
 from emulator.layers.initial_values import initial_value
-from emulator.layers.rounding import Rounding, add_rounded, round_without_gradient
+from emulator.layers.rounding import Rounding, add_rounded
 from emulator.layers.watch import GradientWatch, WatchedLayers
 from emulator.lowering import tensorflow as lowering
 from emulator.lowering.policy import PrecisionPolicy
@@ -59,7 +59,7 @@ NEAREST = Rounding()
 def rounded(values: np.ndarray, rounding: Rounding = NEAREST, noise: int | None = None) -> np.ndarray:
     with new_graph().as_default():
         counters = () if noise is None else (tf.constant(noise, tf.uint64),)
-        return evaluated(round_without_gradient(tf.constant(values), rounding, counters))[0]
+        return evaluated(rounding.without_gradient(tf.constant(values), counters))[0]
 
 
 def as_numpy(values: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 from base.gradient_rules import gradients
 from emulator.layers import activations, batch_norm, group_norm
-from emulator.layers.rounding import Rounding, rounded
+from emulator.layers.rounding import Rounding
 from emulator.native import library
 from emulator.program.runtime import new_graph
 from Models._norms import GroupNorm
@@ -60,7 +60,7 @@ def test_bits_match_fallback(rounding, monkeypatch):
 
         def in_all_ways() -> list[tf.Tensor]:
             ways = [(), (noise_of(3),), (tf.constant(7, tf.uint64),)]
-            return [rounded(each, rounding, noise, salt) for each in (x, -x) for noise in ways for salt in (0, 1)]
+            return [rounding.rounded(each, noise, salt) for each in (x, -x) for noise in ways for salt in (0, 1)]
 
         native = in_all_ways()
         assert {y.op.type for y in native} == {"EmulatorRounding"}
