@@ -13,7 +13,6 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from base.draws import Seed
-from emulator.layers.rounding import widened
 from emulator.lowering.lists import prepared
 from emulator.lowering.policy import PrecisionPolicy
 from emulator.network.network import Network
@@ -103,7 +102,7 @@ def logits_of(network: Network, weights: Mapping[str, tf.Tensor], image: tf.Tens
     policy = PrecisionPolicy(precision)
     target = policy.target(image.device, training=False)
     lowering = policy.lowering(weights, target)
-    return widened(lowering.run(prepared(network, precision, target), policy.cast_input(image)))
+    return policy.widen(lowering.run(prepared(network, precision, target), policy.cast_input(image)))
 
 
 def _answers(inference: InferenceSpec, weights: Mapping[str, tf.Tensor], image: tf.Tensor) -> tf.Tensor:

@@ -13,7 +13,7 @@ from tensorflow.python.util import _pywrap_util_port
 
 from base import draws
 from emulator.layers import proxy_norm
-from emulator.layers.rounding import Noise, Rounding, add_rounded, range_factor, storage_dtype
+from emulator.layers.rounding import Noise, Rounding, add_rounded, range_factor, storage_dtype, widened
 from emulator.layers.watch import check_finite
 from emulator.lowering.tensorflow import Lowering, OperandRoundings
 from emulator.native import library
@@ -25,6 +25,8 @@ from Models._layers import Variable
 
 class PrecisionPolicy:
     """Cast every value to the format that a `Precision` specifies. Arithmetic and FP32 variables have the dtype `dtype`."""
+
+    widen = staticmethod(widened)
 
     def __init__(self, precision: Precision, seed: draws.Seed = 0, dtype: tf.DType = tf.float32) -> None:
         self.precision = precision

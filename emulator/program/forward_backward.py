@@ -14,7 +14,6 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from base.gradient_rules import gradients
-from emulator.layers.rounding import widened
 from emulator.layers.watch import GradientWatch
 from emulator.lowering.lists import prepared
 from emulator.lowering.policy import PrecisionPolicy
@@ -144,7 +143,7 @@ def run_pass(
             x, statistics = current_pass.forward(stage, cells.begin(stage, FORWARD, x))
             x = cells.end(stage, FORWARD, x, statistics)
     with tf.device(plan.stage_devices[-1]):
-        logits = widened(tf.identity(x))
+        logits = network.policy.widen(tf.identity(x))
         loss = tf.reduce_mean(network.loss(logits, features))
         accuracy = tf.reduce_mean(network.correct(logits, features["label"]))
         # Gradients must be as large as in a pass of one micro-batch, because narrow formats would lose smaller gradients. So

@@ -1,30 +1,20 @@
-"""The models: published sizes and counts, names, agreement of record and graph, and the layers in float64 NumPy."""
+"""The models: published sizes and counts, names, and agreement of record and graph."""
 
 from __future__ import annotations
 
 import importlib
-import math
 from dataclasses import replace
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from networks import CLASSES, built, network, options_of, recorded
+from networks import CLASSES, network, options_of, recorded
 
-from base.gradient_rules import gradients
-from emulator.layers.initial_values import initial_value
-from emulator.lowering import policy as policies
-from emulator.lowering import portable
 from emulator.lowering.lists import prepared
 from emulator.lowering.policy import PrecisionPolicy
-from emulator.lowering.tensorflow import NORMS
 from emulator.network.network import Network, Shape
-from emulator.network.recorder import NetworkError, Recorder, record_layers
-from emulator.plan.precision import OFF, SINGLE, by_name
-from emulator.program.runtime import new_graph, session_config
-from Models import _norms
-from Models._layers import GLOROT, Initial, Variable
+from emulator.network.recorder import Recorder
+from emulator.plan.precision import SINGLE
+from emulator.program.runtime import new_graph
 from Models._norms import BatchNorm, GroupNorm, NoNorm
 
 GN, BN = {"group_norm": True, "batch_norm": False}, {"group_norm": False, "batch_norm": True}
@@ -38,18 +28,6 @@ SIZES = {
     ("efficientnet", "cifar"): ("CIFAR", *(f"B{i}" for i in range(8))),
 }
 EVERY_MODEL = [(*key, size) for key, sizes in SIZES.items() for size in sizes if key != ("efficientnet", "cifar")]
-
-
-def evaluated(make, feeds=None):
-    """Return the values that `make` builds in a new graph, with placeholders for the arrays in `feeds`."""
-    feeds = feeds or {}
-    with new_graph().as_default(), tf.Session(config=session_config()) as session:
-        held = {key: tf.placeholder(value.dtype, value.shape) for key, value in feeds.items()}
-        return session.run(make(**held), {held[key]: value for key, value in feeds.items()})
-
-
-def random(seed, *shape):
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 # --- sizes ---
@@ -330,9 +308,6 @@ def test_graph_matches_recorded_network(name, family, size):
     assert shapes[found.output] == Shape(1, 1, CLASSES[family])
 
 
-# --- strides and shortcuts ---
-
-
 def test_zero_gamma_with_identity_shortcuts():
     for name, changes in (("resnet", GN), ("resnet", BN), ("resnext", GN)):
         zero = {v.name.split("/GroupNorm")[0].split("/batch_norm")[0]
@@ -342,26 +317,6 @@ def test_zero_gamma_with_identity_shortcuts():
     for name, family, size in (("resnet", "imagenet", 18), ("resnet", "cifar", 20), ("efficientnet", "imagenet", "B0")):
         gammas = [v.initial for v in recorded(name, family, size).variables if v.name.endswith("gamma")]
         assert set(gammas) == {1.0}
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
-@pytest.mark.parametrize(("side", "stride"), [(6, 2), (5, 2), (9, 3), (4, 1)])
-def test_subsample_has_right_values_and_gradients(dtype, side, stride):
-    x, kept = random(2, 2, side, side, 3).astype(dtype), -(-side // stride)
-    beyond = np.finfo(dtype).max if dtype == np.float16 else np.inf  # in FP16, an overflow is NaN
-    x[0, 0, 0], x[1, stride % side, 0, 0] = (beyond, np.finfo(dtype).smallest_subnormal, -1), np.nan
-    dy = random(3, 2, kept, kept, 8).astype(dtype)
-
-    def both_ways(x, dy):
-        precision = by_name("16.16", stochastic=OFF) if dtype == np.float16 else SINGLE
-        y, _ = built(lambda layers, x: layers.subsample(x, stride, 8), {}, x, precision=precision)
-        return y, gradients(y, [x], dy)[0]
-
-    y, dx = evaluated(both_ways, {"x": x, "dy": dy})
-    expected, expected_dx = np.zeros((2, kept, kept, 8), dtype), np.zeros_like(x)
-    expected[..., 2:5] = x[:, ::stride, ::stride]
-    expected_dx[:, ::stride, ::stride] = dy[..., 2:5]
-    assert np.array_equal(y, expected, equal_nan=True) and np.array_equal(dx, expected_dx)
 
 
 # --- norms of the models ---
@@ -415,90 +370,6 @@ def test_models_choose_their_norms(name, family, size, changes, expected):
         assert set(found.policies.values()) == {replace(expected, two_pass=two_pass) if expected.fused else expected}
 
 
-@pytest.mark.parametrize(
-    ("what", "named"),
-    [
-        (
-            lambda layers: layers.conv(layers.value(Shape(4, 4, 6)), 8, 3, GLOROT, groups=4),
-            "all/b1: 6 .* 4 convolution groups",
-        ),
-        (
-            lambda layers: layers.conv(layers.value(Shape(4, 4, 8)), 6, 3, GLOROT, groups=4),
-            "all/b1: .* 6 .* 4 convolution groups",
-        ),
-        (
-            lambda layers: layers.norm(layers.value(Shape(4, 4, 6)), GroupNorm(groups=4)),
-            "all/b1: 6 channels .* 4 norm groups",
-        ),
-        (lambda layers: recorded("resnet", "imagenet", 50, groups=48), "64 channels .* 48 norm groups"),
-    ],
-)
-def test_indivisible_numbers_are_rejected_by_name(what, named):
-    layers = Recorder()
-    with layers.scope("all"), layers.scope("b1"), pytest.raises(NetworkError, match=named):
-        what(layers)
-
-
-# --- dropout and drop-path ---
-
-
-def kept(method, positions, amount, *, seed=5, scope="all", training=True, shape=(3, 3, 40)):
-    """Return ones after a dropping method."""
-
-    def dropped(layers, x):
-        with layers.scope(scope):
-            return getattr(layers, method)(x, amount)
-
-    def make():
-        counted = tf.constant([*positions], tf.int64)
-        return built(dropped, {}, tf.ones([len(positions), *shape]), training=training, seed=seed, positions=counted)[0]
-
-    return evaluated(make)
-
-
-METHODS = [("dropout", 0.3, 0.7), ("drop_path", 0.7, 0.7)]
-
-
-@pytest.mark.parametrize("method, amount, survival", METHODS)
-def test_masks_belong_to_sample_position(method, amount, survival):
-    positions = [7, 8, 9, 1 << 33, 0, 3]
-    whole = kept(method, positions, amount)
-    parts = [kept(method, positions[a:b], amount) for a, b in ((0, 1), (1, 4), (4, 6))]
-    assert np.array_equal(np.concatenate(parts), whole)
-    assert np.array_equal(kept(method, positions[::-1], amount), whole[::-1])
-
-
-@pytest.mark.parametrize("method, amount, survival", METHODS)
-def test_masks_have_right_rate_and_scale(method, amount, survival):
-    n = 4000
-    shape = (1, 1, 40) if method == "dropout" else (2, 2, 3)
-    mask = kept(method, range(n), amount, shape=shape)
-    assert set(np.unique(mask)) == {np.float32(0), np.float32(1) / np.float32(survival)}
-    draws = (mask.reshape(n, -1) > 0).astype(np.float64)
-    if method == "drop_path":
-        assert (draws == draws[:, :1]).all()  # whole samples
-        draws = draws[:, :1]
-    assert abs(draws.mean() - survival) < 4.5 * math.sqrt(survival * (1 - survival) / draws.size)
-    for axis in range(draws.ndim):  # no element and no sample is favoured
-        means = draws.mean(axis=axis)
-        assert np.abs(means - survival).max() < 6 * math.sqrt(survival * (1 - survival) / draws.shape[axis]) + 1e-9
-
-
-@pytest.mark.parametrize("method, amount, survival", METHODS)
-def test_masks_differ_by_layer_and_seed(method, amount, survival):
-    masks = [kept(method, range(200), amount, **change) for change in ({}, {"seed": 6}, {"scope": "other"})]
-    agreement = survival**2 + (1 - survival) ** 2  # of independent masks
-    for i, j in ((0, 1), (0, 2), (1, 2)):
-        assert abs((masks[i] == masks[j]).mean() - agreement) < 0.18
-    assert np.array_equal(masks[0], kept(method, range(200), amount))
-
-
-@pytest.mark.parametrize("method, amount, survival", METHODS)
-def test_nothing_drops_in_evaluation_or_at_zero(method, amount, survival):
-    assert (kept(method, range(50), amount, training=False) == 1).all()
-    assert (kept(method, range(50), 0.0 if method == "dropout" else 1.0) == 1).all()
-
-
 def test_efficientnet_drops_as_published():
     found = noted("efficientnet", "imagenet", "B0")
     blocks, skips = "1a 2a 2b 3a 3b 4a 4b 4c 5a 5b 5c 6a 6b 6c 6d 7a", "2b 3b 4b 4c 5b 5c 6b 6c 6d"
@@ -510,336 +381,3 @@ def test_efficientnet_drops_as_published():
         assert noted("efficientnet", "imagenet", size).rates == {"all/Top": rate}
     assert noted("efficientnet", "imagenet", "B0", dropout_rate=0.0).rates == {"all/Top": 0.0}
     assert set(noted("efficientnet", "imagenet", "B0", block_survival_prob=1.0).survivals.values()) == {1.0}
-
-
-# --- initial values ---
-
-
-def initial(variables, seed):
-    return dict(evaluated(lambda: {variable.name: initial_value(variable, seed) for variable in variables}))
-
-
-def variance_expected(name, model, shape):
-    """Return (variance, whether uniform) by the rule in the papers' code."""
-    if name.endswith("dense/kernel"):
-        return 2 / sum(shape), True
-    height, width, fan_in, fan_out = shape
-    if model != "efficientnet":
-        return 1 / (height * width * fan_in), False
-    return 2 / (height * width * (fan_in if "/b/" in name else fan_out)), False
-
-
-@pytest.mark.parametrize(
-    "model, family, size, changes",
-    [
-        ("resnet", "cifar", 20, {}),
-        ("resnext", "cifar", 11, {}),
-        ("efficientnet", "imagenet", "B0", {}),
-        ("efficientnet", "cifar", "CIFAR", G16),
-    ],
-)
-def test_initial_values_follow_published_rule(model, family, size, changes):
-    variables = recorded(model, family, size, **changes).variables
-    for name, value in initial(variables, 11).items():
-        if not name.endswith("kernel"):
-            constant = 1.0 if name.endswith(("gamma", "moving_variance")) else 0.0
-            assert (value == constant).all()
-            continue
-        variance, uniform = variance_expected(name, model, value.shape)
-        deviation, n = math.sqrt(variance), value.size
-        # fourth moments: 1.8 for the uniform, below 2.4 for the truncated normal
-        assert abs(value.astype(np.float64).var() / variance - 1) < 5 * math.sqrt(1.4 / n) + 2 / n, name
-        assert abs(value.astype(np.float64).mean()) < 5 * deviation / math.sqrt(n), name
-        bound = math.sqrt(3) if uniform else 2 / 0.87962566
-        assert np.abs(value).max() <= bound * deviation * (1 + 1e-6), name
-        if n > 2000:
-            assert np.abs(value).max() > 0.97 * bound * deviation, name  # close to the bound
-
-
-def test_initial_values_depend_on_seed_and_name():
-    variables = recorded("resnet", "cifar", 8).variables
-    first, backwards = initial(variables, 4), initial(variables[::-1][3:], 4)
-    assert all(np.array_equal(value, first[name]) for name, value in backwards.items())
-    kernels = [name for name in first if name.endswith("kernel")]
-    other = initial(variables, 5)
-    assert not any(np.array_equal(first[name], other[name]) for name in kernels)
-    rule = Initial(1.0, "fan_in")
-    same_shape = initial([Variable(name, (3, 3, 8, 8), rule) for name in ("all/x/kernel", "all/y/kernel")], 4)
-    assert not np.array_equal(*same_shape.values())
-
-
-# --- convolutions ---
-
-
-def padded(x, kernel, stride, value=0.0):
-    """Pad as in SAME: the odd row and column go to the bottom and the right."""
-    amounts = [max((-(-side // stride) - 1) * stride + kernel - side, 0) for side in x.shape[1:3]]
-    return np.pad(x, [(0, 0), *((a // 2, a - a // 2) for a in amounts), (0, 0)], constant_values=value)
-
-
-def windows(x, kernel, stride, value=0.0):
-    """Return [batch, rows, columns, channels, kernel, kernel] of the padded x."""
-    every = np.lib.stride_tricks.sliding_window_view(padded(x, kernel, stride, value), (kernel, kernel), (1, 2))
-    return every[:, ::stride, ::stride]
-
-
-def numpy_conv(x, weights, stride=1, groups=1):
-    """Return a SAME convolution in float64; output channels of one group are adjacent."""
-    x, weights = x.astype(np.float64), weights.astype(np.float64)
-    parts = zip(np.split(x, groups, -1), np.split(weights, groups, -1))
-    return np.concatenate(
-        [np.einsum("nxycij,ijco->nxyo", windows(part, len(w), stride), w, optimize=True) for part, w in parts], -1
-    )
-
-
-@pytest.mark.parametrize("split", [False, True])
-@pytest.mark.parametrize(
-    "side, kernel, stride, channels, filters, groups",
-    [
-        (8, 3, 1, 4, 6, 1),
-        (8, 3, 2, 4, 6, 1),
-        (9, 3, 2, 4, 6, 1),
-        (8, 1, 2, 4, 6, 1),
-        (14, 7, 2, 3, 8, 1),
-        (8, 5, 2, 12, 12, 12),  # depthwise
-        (8, 3, 1, 12, 12, 3),
-        (8, 3, 2, 8, 16, 4),
-        (7, 5, 1, 8, 4, 2),
-        (8, 3, 1, 4, 8, 4),  # one input channel and two outputs per group
-    ],
-)
-def test_conv_matches_numpy(monkeypatch, split, side, kernel, stride, channels, filters, groups):
-    """Forward against NumPy, backward against directional differences; native groups and split groups."""
-    if split:  # as without oneDNN
-        monkeypatch.setattr(policies, "_pywrap_util_port", SimpleNamespace(IsMklEnabled=lambda: False))
-    x = random(1, 2, side, side, channels)
-    w = random(2, kernel, kernel, channels // groups, filters) / kernel
-    expected = numpy_conv(x, w, stride, groups)
-    weight = random(3, *expected.shape)
-
-    def make(x, w):
-        def conv(layers, x):
-            return layers.conv(x, filters, kernel, GLOROT, stride=stride, groups=groups)
-
-        # Kernels must not read memory that they have not set: leave freed memory full of numbers.
-        with tf.control_dependencies([tf.fill([size], 7.0) + x[0, 0, 0, 0] for size in (x.shape.num_elements(), 64, 512)]):
-            y, _ = built(conv, {"conv/conv2d/kernel": w}, tf.identity(x))
-        return y, tf.gradients(tf.reduce_sum(y * weight), [x, w])
-
-    y, (dx, dw) = evaluated(make, {"x": x, "w": w})
-    assert y.shape == expected.shape and np.abs(y - expected).max() < 1e-5
-    along_x, along_w = random(4, *x.shape), random(5, *w.shape)
-    # linear in x and in w: the derivative along a direction is the value there
-    assert (dx * along_x).sum(dtype=np.float64) == pytest.approx(
-        (weight * numpy_conv(along_x, w, stride, groups)).sum(), abs=2e-3
-    )
-    assert (dw * along_w).sum(dtype=np.float64) == pytest.approx(
-        (weight * numpy_conv(x, along_w, stride, groups)).sum(), abs=2e-3
-    )
-
-
-def normed(layers, x, scope):
-    """Return a batch norm that changes nothing, with the variables of `without_effect`."""
-    with layers.scope(scope):
-        return layers.norm(x, BatchNorm(epsilon=2.0**-10))
-
-
-def without_effect(scope, channels):
-    values = {"gamma": 1.0, "beta": 0.0, "moving_mean": 0.0, "moving_variance": 1 - 2.0**-10}
-    return {f"{scope}/batch_norm/{name}": tf.fill([channels], value) for name, value in values.items()}
-
-
-def portably(build, weights, x):
-    return portable.logits(record_layers(build, tuple(x.shape[1:])), weights, x)
-
-
-WAYS = {
-    "training": lambda build, weights, x: built(build, weights, x)[0],
-    "inference": lambda build, weights, x: built(build, weights, x, training=False)[0],
-    "fused inference": lambda build, weights, x: built(
-        lambda layers, x: normed(layers, build(layers, x), "after"), weights, x, training=False
-    )[0],
-    "portable": portably,
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("side, kernel, groups", [(8, 3, 1), (9, 3, 1), (14, 7, 1), (8, 3, 12), (8, 5, 12), (7, 5, 12)])
-def test_symmetric_padding_is_equal_on_both_sides(way, side, kernel, groups):
-    x, w = random(1, 2, side, side, 12), random(2, kernel, kernel, 12 // groups, 12) / kernel
-    rows = 2 * [(kernel // 2, kernel // 2)]
-    expected = numpy_conv(np.pad(x, [(0, 0), *rows, (0, 0)]), w, 1, groups)[:, kernel // 2 :: 2, kernel // 2 :: 2]
-    expected = expected[:, : (side + 1) // 2, : (side + 1) // 2]
-    pooled = np.pad(abs(x), [(0, 0), (1, 1), (1, 1), (0, 0)])
-    pooled = np.lib.stride_tricks.sliding_window_view(pooled, (3, 3), (1, 2))[:, ::2, ::2].max((-1, -2))
-
-    def make(x, w):
-        def conv(layers, x):
-            return layers.conv(x, 12, kernel, GLOROT, stride=2, groups=groups, padding="SYMMETRIC")
-
-        weights = {"conv/conv2d/kernel": w, **without_effect("after", 12)}
-        pool = WAYS[way](lambda layers, x: layers.max_pool(x, 3, 2, padding="SYMMETRIC"), weights, abs(x))
-        return WAYS[way](conv, weights, x), pool
-
-    y, most = evaluated(make, {"x": x, "w": w})
-    assert y.shape == expected.shape and np.abs(y - expected).max() < 1e-5
-    assert np.array_equal(most, pooled)
-
-
-def test_conv_bias_pooling_and_means_match_numpy():
-    x = random(1, 2, 5, 6, 3)
-
-    def make(x):
-        weights = {"conv/conv2d/kernel": tf.zeros([1, 1, 3, 4]), "conv/conv2d/bias": tf.range(4.0)}
-        layers = (
-            lambda layers, x: layers.conv(x, 4, 1, GLOROT, bias=True),
-            lambda layers, x: layers.max_pool(x, 3, 2),
-            lambda layers, x: layers.global_mean(x),
-        )
-        return tuple(built(layer, weights, x, training=False)[0] for layer in layers)
-
-    biased, pooled, mean = evaluated(make, {"x": x})
-    assert np.array_equal(biased, np.broadcast_to(np.float32([0, 1, 2, 3]), (2, 5, 6, 4)))
-    assert np.array_equal(pooled, windows(x, 3, 2, -np.inf).max((-1, -2)))
-    assert np.abs(mean - x.mean((1, 2), keepdims=True)).max() < 1e-6
-
-
-# --- norms ---
-
-
-def norm_of(x, policy, gamma=None, beta=None, training=True, moving=None):
-    """Return (y, statistics) of one norm."""
-    channels = x.shape[-1]
-    scope = policy.scope
-    weights = {
-        f"{scope}/gamma": tf.ones([channels]) if gamma is None else gamma,
-        f"{scope}/beta": tf.zeros([channels]) if beta is None else beta,
-        **(moving or {}),
-    }
-    y, lowering = built(lambda layers, x: layers.norm(x, policy), weights, x, training=training)
-    return y, lowering.statistics
-
-
-def test_every_norm_kind_has_its_arithmetic():
-    assert set(NORMS) == {kind for kind in _norms.KINDS if kind.scope}
-
-
-def numpy_group_norm(x, gamma, beta, groups, epsilon):
-    """Normalise with group(c) = c mod groups, one sample and channel at a time, in float64."""
-    x = x.astype(np.float64)
-    y = np.empty_like(x)
-    for n in range(len(x)):
-        for g in range(groups):
-            members = [c for c in range(x.shape[-1]) if c % groups == g]
-            part = x[n][..., members]
-            y[n][..., members] = (part - part.mean()) / np.sqrt(part.var() + epsilon)
-    return y * gamma + beta
-
-
-def numpy_batch_norm(x, gamma, beta, epsilon):
-    x = x.astype(np.float64)
-    return (x - x.mean((0, 1, 2))) / np.sqrt(x.var((0, 1, 2)) + epsilon) * gamma + beta
-
-
-def slope(function, arguments, index, direction):
-    """Return the derivative of a float64 function of several arrays along a direction of one of them."""
-    step = 1e-5
-
-    def at(t):
-        moved = [argument.astype(np.float64) for argument in arguments]
-        moved[index] = moved[index] + t * direction
-        return function(*moved)
-
-    return (at(step) - at(-step)) / (2 * step)
-
-
-def assert_norm(policy, reference, x, tolerance=2e-5):
-    """Compare value, and gradients along random directions, with a float64 reference(x, gamma, beta)."""
-    channels = x.shape[-1]
-    gamma, beta, weight = 1 + 0.3 * random(7, channels), random(8, channels), random(9, *x.shape)
-
-    def make(x, gamma, beta):
-        y, _ = norm_of(x, policy, gamma, beta)
-        return y, tf.gradients(tf.reduce_sum(y * weight), [x, gamma, beta])
-
-    y, gradients = evaluated(make, {"x": x, "gamma": gamma, "beta": beta})
-    assert np.abs(y - reference(x, gamma, beta)).max() < tolerance
-    for index, gradient in enumerate(gradients):
-        direction = random(10 + index, *gradient.shape)
-        expected = slope(lambda *a: (weight * reference(*a)).sum(), [x, gamma, beta], index, direction)
-        found = (gradient.astype(np.float64) * direction).sum()
-        scale = np.linalg.norm(gradient)
-        assert abs(found - expected) < 10 * tolerance * max(scale, 1.0)
-
-
-@pytest.mark.parametrize("two_pass", [False, True])
-@pytest.mark.parametrize("groups", [1, 2, 4, 12])
-def test_group_norm_matches_float64(groups, two_pass):
-    policy = GroupNorm(groups=groups, epsilon=1.53e-5, two_pass=two_pass)
-    x = random(6, 3, 4, 5, 12) * np.arange(1, 13, dtype=np.float32) + 0.5
-    assert_norm(policy, lambda *a: numpy_group_norm(*a, groups, policy.epsilon), x)
-
-
-@pytest.mark.parametrize("groups", [2, 3, 12])
-def test_contiguous_groups_are_adjacent_channels(groups):
-    policy = GroupNorm(groups=groups, epsilon=1e-5, two_pass=True, contiguous=True)
-    order = np.arange(12).reshape(groups, -1).T.ravel()  # in this order of channels, strided groups are contiguous
-
-    def reference(x, gamma, beta):
-        y = np.empty_like(x, shape=x.shape)
-        y[..., order] = numpy_group_norm(x[..., order], 1, 0, groups, policy.epsilon)
-        return y * gamma + beta
-
-    x = random(6, 3, 4, 5, 12) * np.arange(1, 13, dtype=np.float32) + 0.5
-    assert_norm(policy, reference, x)
-    by_hand = x[:, :, :, : 12 // groups]
-    first = reference(x, 1, 0)[:, :, :, : 12 // groups]
-    assert np.abs(first - (by_hand - by_hand.mean((1, 2, 3), keepdims=True)) / np.sqrt(
-        by_hand.var((1, 2, 3), keepdims=True) + 1e-5)).max() < 1e-4  # fmt: skip
-
-
-def test_two_passes_are_more_accurate():
-    x = random(6, 2, 8, 8, 8) + 3000
-    expected = numpy_group_norm(x, 1, 0, 4, 1e-5)
-    policies = [GroupNorm(groups=4, two_pass=two_pass) for two_pass in (False, True)]
-    one, two = evaluated(lambda x: [norm_of(x, policy)[0] for policy in policies], {"x": x})
-    assert np.isfinite(one).all()  # even if rounding makes the difference of squares negative
-    assert np.abs(two - expected).max() < 5e-3 < np.abs(one - expected).max()
-
-
-def test_batch_norm_matches_float64():
-    policy = BatchNorm(epsilon=1e-5)
-    x = random(6, 3, 4, 5, 6) * np.arange(1, 7, dtype=np.float32) + 0.5
-    assert_norm(policy, lambda *a: numpy_batch_norm(*a, policy.epsilon), x)
-
-
-def test_batch_norm_uses_given_epsilon():
-    """A wrapper raised 1e-5 to 1.001e-5, which is visible with smaller variances."""
-    x = 1e-4 * random(6, 8, 4, 4, 3)
-    for epsilon in (1e-5, 1e-3):
-        policy = BatchNorm(epsilon=epsilon)
-        y = evaluated(lambda x, policy=policy: norm_of(x, policy)[0], {"x": x})
-        expected = numpy_batch_norm(x, 1, 0, epsilon)
-        assert np.abs(y - expected).max() < 1e-4 * np.abs(expected).max()
-
-
-def test_batch_norm_reports_mean_and_biased_variance():
-    x = random(6, 2, 1, 2, 5) + 3
-    statistics = evaluated(lambda x: norm_of(x, BatchNorm())[1], {"x": x})
-    assert list(statistics) == ["batch_norm/moving_mean", "batch_norm/moving_variance"]
-    mean, variance = statistics.values()
-    assert np.abs(mean - x.mean((0, 1, 2))).max() < 1e-5
-    assert np.abs(variance - x.astype(np.float64).var((0, 1, 2))).max() < 1e-5  # four values: unbiased is a third more
-
-
-def test_batch_norm_evaluates_with_moving_statistics():
-    x, mean, variance = random(6, 2, 3, 3, 5), random(7, 5), np.float32([0.5, 1, 2, 1e-6, 4])
-    gamma, beta = random(8, 5), random(9, 5)
-
-    def make(x):
-        moving = {"batch_norm/moving_mean": tf.constant(mean), "batch_norm/moving_variance": tf.constant(variance)}
-        return norm_of(x, BatchNorm(epsilon=1e-3), gamma, beta, training=False, moving=moving)
-
-    y, statistics = evaluated(make, {"x": x})
-    expected = (x.astype(np.float64) - mean) / np.sqrt(variance + 1e-3) * gamma + beta
-    assert statistics == {} and np.abs(y - expected).max() < 1e-4

@@ -7,6 +7,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from emulator.lowering.lists import prepared
@@ -14,6 +15,7 @@ from emulator.lowering.policy import PrecisionPolicy
 from emulator.lowering.tensorflow import Lowering
 from emulator.network.recorder import record, record_layers
 from emulator.plan.precision import SINGLE, Precision
+from emulator.program.runtime import new_graph, session_config
 
 CLASSES = {"imagenet": 1000, "cifar": 10}
 
@@ -48,3 +50,15 @@ def built(
     target = policy.target(inputs[0].device, training=training, frozen=frozen)
     lowering = policy.lowering(weights, target, **context)
     return lowering.run(prepared(network, precision, target), *inputs), lowering
+
+
+def evaluated(make, feeds=None):
+    """Return the values that `make` builds in a new graph, with placeholders for the arrays in `feeds`."""
+    feeds = feeds or {}
+    with new_graph().as_default(), tf.Session(config=session_config()) as session:
+        held = {key: tf.placeholder(value.dtype, value.shape) for key, value in feeds.items()}
+        return session.run(make(**held), {held[key]: value for key, value in feeds.items()})
+
+
+def random(seed, *shape):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
