@@ -42,13 +42,11 @@ def _joined(norm: Node, after: Node) -> Node:
 
 
 def _with_bias_apart(node: Node, new: Iterator[int]) -> list[Node]:
-    bias = [v for v in node.variables if v.name == node.variable("bias")] if node.op in PRODUCTS else []
-    if not bias:
+    if node.op not in PRODUCTS or node.variable("bias") is None:
         return [node]
-    product = next(new)
-    own = tuple(v for v in node.variables if v not in bias)
-    after = node.inserted("bias", product, node.outputs[0], node.shape, variables=tuple(bias), label=node.op)
-    return [replace(node, outputs=(product,), variables=own), after]
+    product, (kernel, bias) = next(new), node.variables
+    after = node.inserted("bias", product, node.outputs[0], node.shape, variables=(bias,), label=node.op)
+    return [replace(node, outputs=(product,), variables=(kernel,)), after]
 
 
 def _without_dropout(network: Network) -> Network:
