@@ -26,6 +26,7 @@ _CHANNELS = 16  # native kernels need groups of this number of channels, or of i
 _SMALL_GROUPS = 4, 8  # groups of these sizes are joined into larger groups; smaller groups would add too many zeros.
 _DEPTHWISE = 3, 5  # native kernels support depthwise convolutions of 3 x 3 and 5 x 5 pixels.
 _LEVEL_CHANNELS = range(16, 64)  # with these numbers of input channels, oneDNN is as fast as the native kernels.
+_SPLIT = 64  # with fewer channels, splitting FP16 numbers takes longer than matrix units save.
 _WIDE = 16  # with narrower vectors, oneDNN's gradients of groups are up to 1.4 times as fast as the native kernel.
 _VECTOR = 8  # with fewer channels than an AVX2 vector has numbers, oneDNN reads memory that it has not set.
 
@@ -86,6 +87,11 @@ def _has_narrow_core(s: Site) -> bool:
     return s.stays_narrow and core
 
 
+def _has_split_units(s: Site) -> bool:
+    fits = s.node.groups == 1 and s.operand == "float16" and min(s.channels, s.filters) >= _SPLIT
+    return fits and s.has("has_units") and _has_narrow_core(s)
+
+
 def _has_filtering(s: Site) -> bool:
     fits = s.node.kernel == 3 and s.node.stride == 1 and s.channels % _CHANNELS == s.filters % _CHANNELS == 0
     return fits and s.target.training and s.exact and s.has("winograd_conv2d")
@@ -132,8 +138,10 @@ def _with_gradients(
     return convolution(x, weights)
 
 
-def _core(x: tf.Tensor, weights: tf.Tensor, node: Node, narrow: Narrow = _UNROUNDED) -> tf.Tensor:
-    kernels, sizes = library.load(), {"stride": node.stride, "groups": node.groups}
+def _core(
+    x: tf.Tensor, weights: tf.Tensor, node: Node, narrow: Narrow = _UNROUNDED, in_units: bool = False
+) -> tf.Tensor:  # fmt: skip
+    kernels, sizes = library.load(), {"stride": node.stride, "groups": node.groups, "in_units": in_units}
     of_input = {"rows": x.shape[1], "columns": x.shape[2], **narrow.input_gradient, **sizes}
     return _with_gradients(
         x, weights,
@@ -303,6 +311,9 @@ KERNELS = {
     "16-bit units": Kernel(  # oneDNN on BF16 tensors
         lambda s: s.stays_narrow and s.operand == s.products == s.result and s.node.groups == 1, _units, rounds_result=True
     ),
+    "FP16 in units": Kernel(
+        _has_split_units, partial(_core, in_units=True), rounds_result=True, rounds_input=True
+    ),  # units.h
     "16-bit core": Kernel(_has_narrow_core, _core, rounds_result=True, rounds_input=True),  # convolution.cc
     "filtering": Kernel(_has_filtering, _filtering),  # winograd.cc
     "depthwise, own gradient": Kernel(  # depthwise_gradient.cc

@@ -18,8 +18,8 @@ from itertools import chain
 
 from base import host_limits
 from base.host_limits import Limit
-from emulator.plan.lifetimes import alive, kept
 from emulator.network.network import Network
+from emulator.plan.lifetimes import alive, kept
 from emulator.plan.number_formats import FP32, storage_bytes
 from emulator.plan.plan import ExecutionPlan
 
