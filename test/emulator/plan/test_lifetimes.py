@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from emulator.plan.lifetimes import alive, kept
 from emulator.network.recorder import record_layers
+from emulator.plan.lifetimes import alive, kept
 from Models._norms import BatchNorm
 
 INSIDE, OUTSIDE = 8 * 8 * 4, 8 * 8 * 16  # elements of the narrow values, and of the input and the wide values
