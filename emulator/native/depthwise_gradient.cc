@@ -39,18 +39,9 @@ struct Tile {
   int64_t row, rows, column, columns;
 };
 
-// For each vector of a panel, the channels that exist.
-template <int vectors>
-struct Existing {
-  explicit Existing(int64_t channels) {
-    for (int v = 0; v < vectors; ++v) of[v] = First(channels - v * kLanes);
-  }
-  First of[vectors];
-};
-
 // Copies the pixels of x that the windows of a tile need, for one panel of channels, with zeros outside the image.
 template <int vectors>
-void copy_pixels(const float* x, const Sizes& sizes, const Tile& tile, const Existing<vectors>& existing, float* to) {
+void copy_pixels(const float* x, const Sizes& sizes, const Tile& tile, const First (&existing)[vectors], float* to) {
   const Axis &rows = sizes.rows, &columns = sizes.columns;
   const int64_t top = tile.row * rows.stride - rows.before, left = tile.column * columns.stride - columns.before;
   const int64_t width = (tile.columns - 1) * columns.stride + columns.kernel;
@@ -68,7 +59,7 @@ void copy_pixels(const float* x, const Sizes& sizes, const Tile& tile, const Exi
     const float* pixel = x + (row * columns.in + left + from) * sizes.channels;
     for (int64_t k = from; k < end; ++k, pixel += sizes.channels, to += vectors * kLanes) {
 #pragma GCC unroll 2
-      for (int v = 0; v < vectors; ++v) store(existing.of[v].load(pixel + v * kLanes), to + v * kLanes);
+      for (int v = 0; v < vectors; ++v) store(existing[v].load(pixel + v * kLanes), to + v * kLanes);
     }
     zeros(width - end);
   }
@@ -77,7 +68,7 @@ void copy_pixels(const float* x, const Sizes& sizes, const Tile& tile, const Exi
 // Adds the products of the copied pixels of a tile with the gradients to sums [rows, kernel, vectors], for some rows of the
 // kernel. `pixels` begins with the first of these rows.
 template <int rows, int kernel, int vectors>
-void add_products(const float* pixels, const float* dy, const Sizes& sizes, const Tile& tile, const Existing<vectors>& existing,
+void add_products(const float* pixels, const float* dy, const Sizes& sizes, const Tile& tile, const First (&existing)[vectors],
                   float* sums) {
   constexpr int64_t kPixel = vectors * kLanes;
   const int64_t stride = sizes.columns.stride, line = ((tile.columns - 1) * stride + kernel) * kPixel;
@@ -89,7 +80,7 @@ void add_products(const float* pixels, const float* dy, const Sizes& sizes, cons
     for (int64_t c = 0; c < tile.columns; ++c, gradient += sizes.channels, window += stride * kPixel) {
 #pragma GCC unroll 2
       for (int v = 0; v < vectors; ++v) {
-        const Lanes factor = existing.of[v].load(gradient + v * kLanes);
+        const Lanes factor = existing[v].load(gradient + v * kLanes);
 #pragma GCC unroll 25
         for (int k = 0; k < rows * kernel; ++k) {
           const float* const pixel = window + k / kernel * line + k % kernel * kPixel + v * kLanes;
@@ -130,7 +121,8 @@ void add_sample(const float* x, const float* dy, const Sizes& sizes, int64_t fir
     }
     for (int64_t panel = first_panel; panel < last_panel; ++panel) {
       const int64_t channel = panel * kPixel;
-      const Existing<vectors> existing(sizes.channels - channel);
+      First existing[vectors];  // the channels of each vector that exist
+      for (int v = 0; v < vectors; ++v) existing[v] = First(sizes.channels - channel - v * kLanes);
       for (int64_t t = 0; t < tiles; ++t) {
         tile.column = columns.out * t / tiles, tile.columns = columns.out * (t + 1) / tiles - tile.column;
         copy_pixels<vectors>(x + channel, sizes, tile, existing, near);
