@@ -27,7 +27,6 @@ _SMALL_GROUPS = 4, 8  # groups of these sizes are joined into larger groups; sma
 _DEPTHWISE = 3, 5  # native kernels support depthwise convolutions of 3 x 3 and 5 x 5 pixels.
 _LEVEL_CHANNELS = range(16, 64)  # with these numbers of input channels, oneDNN is as fast as the native kernels.
 _SPLIT = 64  # with fewer channels, splitting FP16 numbers takes longer than matrix units save.
-_WIDE = 16  # with narrower vectors, oneDNN's gradients of groups are up to 1.4 times as fast as the native kernel.
 _VECTOR = 8  # with fewer channels than an AVX2 vector has numbers, oneDNN reads memory that it has not set.
 
 
@@ -82,7 +81,7 @@ def _joined(node: Node) -> int:
 
 def _has_narrow_core(s: Site) -> bool:
     by_units = s.node.groups == 1 and s.products != FLOAT
-    by_groups = s.node.groups > 1 and s.target.lanes >= _WIDE  # FP32 is 1.5 times as fast.
+    by_groups = s.node.groups > 1 and s.target.is_wide  # FP32 is 1.5 times as fast.
     core = "emulator_convolution" in s.target.native and not (s.node.is_depthwise or by_units or by_groups)
     return s.stays_narrow and core
 
@@ -104,7 +103,7 @@ def _lacks_group_gradients(s: Site) -> bool:
 def _has_weights_gradient(s: Site) -> bool:
     node = s.node
     if node.groups > 1:
-        fits = s.channels == s.filters == _CHANNELS and s.target.lanes >= _WIDE
+        fits = s.channels == s.filters == _CHANNELS and s.target.is_wide
     else:
         fits = node.stride > 1 < node.kernel and s.filters % _CHANNELS == 0 and s.channels not in _LEVEL_CHANNELS
     return fits and s.has("conv_weights_gradient")

@@ -43,6 +43,8 @@ def fuse(network: Network, precision: Precision, target: Target) -> Network:
     """Return the network with fused operations. Narrow formats and checks need each operation by itself."""
     if precision.rounds_results or precision.rounds_operands or precision.checks:
         return network
+    if not (target.training or target.is_wide):
+        return network  # oneDNN is as fast for one image, and faster for several.
     patterns = [row.fused for row in PATTERNS if row.training == target.training and row.needs <= set(target.native)]
     made: dict[int, Node] = {}
     near = Neighbours(target, made, network.readers())

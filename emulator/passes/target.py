@@ -20,6 +20,12 @@ class Target:
     synced: bool = False  # several processes share the statistics of batch norm.
     frozen: Collection[str] = frozenset()  # moving statistics that their norms use in training, too.
 
+    @property
+    def is_wide(self) -> bool:
+        """True if vectors have 16 numbers. With narrower vectors, oneDNN computes some convolutions faster than the native
+        operations (benchmarks/NOTES.md)."""
+        return self.lanes >= 16
+
     def uses_batch_statistics(self, node: Node) -> bool:
         """Return whether a norm is a batch norm with statistics of the batch, not moving statistics."""
         return isinstance(node.norm, BatchNorm) and self.training and node.variable("moving_mean") not in self.frozen
