@@ -123,7 +123,6 @@ def operations() -> frozenset[str]:
     return frozenset(name for name in dir(load()) if name.startswith("emulator_"))
 
 
-@cache
 def lanes() -> int:
     """Return how many FP32 numbers a vector of the kernels has: 16 with AVX-512, 8 with AVX2, or 4; 0 without kernels."""
     return ctypes.c_int.in_dll(ctypes.CDLL(str(path())), "emulator_lanes").value if load() else 0
