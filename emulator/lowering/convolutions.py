@@ -88,7 +88,7 @@ def _has_narrow_core(s: Site) -> bool:
 
 def _has_split_units(s: Site) -> bool:
     fits = s.node.groups == 1 and s.operand == "float16" and min(s.channels, s.filters) >= _SPLIT
-    return fits and s.has("has_units") and _has_narrow_core(s)
+    return fits and s.target.has_units and _has_narrow_core(s)
 
 
 def _has_filtering(s: Site) -> bool:

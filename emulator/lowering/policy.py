@@ -37,9 +37,8 @@ class PrecisionPolicy:
         """Return the target of a network that a device computes. `use` has the other fields of the target."""
         on_gpu, single = "gpu" in device.lower(), self._dtype == tf.float32
         native = library.operations() if single and not on_gpu else frozenset()
-        return Target(
-            native=native, lanes=library.lanes(), group_gradients=single and _pywrap_util_port.IsMklEnabled(), **use
-        )
+        processor = {"is_wide": library.lanes() >= 16, "has_units": library.has_units()}
+        return Target(native=native, group_gradients=single and _pywrap_util_port.IsMklEnabled(), **processor, **use)
 
     def lowering(self, weights: dict[str, tf.Tensor], target: Target, **context: Any) -> Lowering:
         """Return the lowering that rounds results, gradients and operands to their formats."""

@@ -543,10 +543,5 @@ REGISTER_OP("EmulatorConvolutionWeightsGradient")
     .SetShapeFn(set_shapes<WeightsGradientRules>);
 REGISTER_KERNEL_BUILDER(Name("EmulatorConvolutionWeightsGradient").Device(tensorflow::DEVICE_CPU), WeightsGradient);
 
-#ifdef __AMX_BF16__
-// Tells that products in units run in the units of the processor.
-REGISTER_OP("EmulatorHasUnits").SetShapeFn([](InferenceContext*) { return absl::OkStatus(); });
-#endif
-
 }  // namespace
 }  // namespace native

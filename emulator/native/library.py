@@ -125,7 +125,16 @@ def operations() -> frozenset[str]:
 
 def lanes() -> int:
     """Return how many FP32 numbers a vector of the kernels has: 16 with AVX-512, 8 with AVX2, or 4; 0 without kernels."""
-    return ctypes.c_int.in_dll(ctypes.CDLL(str(path())), "emulator_lanes").value if load() else 0
+    return _constant("lanes")
+
+
+def has_units() -> bool:
+    """Return whether the kernels use matrix units of the processor (AMX)."""
+    return bool(_constant("units"))
+
+
+def _constant(name: str) -> int:
+    return ctypes.c_int.in_dll(ctypes.CDLL(str(path())), f"emulator_{name}").value if load() else 0
 
 
 def load_for(x: tf.Tensor, dtypes: Collection[str] = ("float32",)) -> ModuleType | None:

@@ -160,7 +160,7 @@ inline void transpose_tile(const uint32_t (&rows)[kTile][kTile], void* to) {
 }
 
 // Adds the products of `rows` x `columns` tiles, at most 2 x 2, to sums whose rows have the distance `sums_row`. Tile (r, k) of
-// part p of a is at a(p, r, k), and its rows have the distance `a_row`; tile (k, c) of b is at b(p, k, c).
+// part p of a is at a(p, r, k), tile (k, c) of b at b(p, k, c). Their rows have the distances `a_row` and `b_row`.
 template <int rows, int columns, typename A, typename B>
 inline void add_tiles(Unit* unit, int64_t depth, int a_parts, int b_parts, A a, int64_t a_row, B b, int64_t b_row, float* sums,
                       int64_t sums_row) {
@@ -194,7 +194,7 @@ inline void add_tiles(Unit* unit, int64_t depth, int a_parts, int b_parts, A a, 
   if constexpr (rows == 2 && columns == 2) unit->store<3>(below + kTile, row_bytes);
 }
 
-// Operands of a convolution as BF16 parts. `kPlane` numbers lie between two parts of a strip.
+// Operands of a convolution as BF16 parts. A strip has a plane of `kPlane` numbers for each part.
 class Units {
  public:
   using Number = uint16_t;

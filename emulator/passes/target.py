@@ -15,16 +15,13 @@ class Target:
 
     training: bool = True
     native: Collection[str] = frozenset()  # the names of native operations, none if the device or the dtype has none.
-    lanes: int = 16  # a vector of these operations has this many FP32 numbers.
+    is_wide: bool = (
+        True  # they have vectors of 16 numbers. With narrower ones, oneDNN is sometimes faster.
+    )
+    has_units: bool = False  # they can multiply FP16 numbers in matrix units.
     group_gradients: bool = False  # TensorFlow computes the gradients of grouped convolutions there.
     synced: bool = False  # several processes share the statistics of batch norm.
     frozen: Collection[str] = frozenset()  # moving statistics that their norms use in training, too.
-
-    @property
-    def is_wide(self) -> bool:
-        """True if vectors have 16 numbers. With narrower vectors, oneDNN computes some convolutions faster than the native
-        operations (benchmarks/NOTES.md)."""
-        return self.lanes >= 16
 
     def uses_batch_statistics(self, node: Node) -> bool:
         """Return whether a norm is a batch norm with statistics of the batch, not moving statistics."""

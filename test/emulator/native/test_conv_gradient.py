@@ -54,7 +54,7 @@ def convolution(x: tf.Tensor, weights: tf.Tensor, stride: int) -> tf.Tensor:
     policy = PrecisionPolicy(SINGLE, dtype=x.dtype)
     target = policy.target("/cpu:0")
     # Choose kernels as on processors with wide vectors, because on others, groups use oneDNN.
-    target = replace(target, native=frozenset(target.native) - {"emulator_winograd_conv2d"}, lanes=16)
+    target = replace(target, native=frozenset(target.native) - {"emulator_winograd_conv2d"}, is_wide=True)
     return policy.lowering({"conv/conv2d/kernel": weights}, target).run(prepared(network, SINGLE, target), x)
 
 
