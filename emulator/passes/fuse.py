@@ -13,9 +13,8 @@ global_mean --> conv_bias    ->  conv_bias of a mean
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from emulator.network.network import LINEAR, OPS, Network, Node
 from emulator.passes.target import Target
@@ -41,15 +40,14 @@ class Neighbours:
 
 def fuse(network: Network, precision: Precision, target: Target) -> Network:
     """Return the network with fused operations. Narrow formats and checks need each operation by itself."""
-    if precision.rounds_results or precision.rounds_operands or precision.checks:
+    exact = not (precision.rounds_results or precision.rounds_operands or precision.checks)
+    pays = target.training or target.is_wide  # otherwise oneDNN is faster in inference.
+    if not (exact and pays and target.native):
         return network
-    if not (target.training or target.is_wide):
-        return network  # oneDNN is as fast for one image, and faster for several.
-    patterns = [row.fused for row in PATTERNS if row.training == target.training and row.needs <= set(target.native)]
     made: dict[int, Node] = {}
     near = Neighbours(target, made, network.readers())
     for node in network.nodes:
-        for pattern in patterns:
+        for pattern in PATTERNS[target.training]:
             found = pattern(node, near)
             if found:
                 fused, replaced = found
@@ -102,17 +100,5 @@ def _with_bias(product: Node, bias: Node, replaced: list[Node], activation: str,
     return fused, replaced
 
 
-class Pattern(NamedTuple):
-    """A row of `PATTERNS`."""
-
-    fused: Callable[[Node, Neighbours], Found]  # returns the new node, and the nodes before this one that it replaces.
-    training: bool
-    needs: frozenset[str] = frozenset()  # native operations
-
-
-PATTERNS = (
-    Pattern(_norm_sum_relu, True, frozenset({"emulator_batch_norm"})),
-    Pattern(_conv_norm, False, frozenset({"emulator_pointwise_conv_norm"})),
-    Pattern(_conv_bias, False, frozenset({"emulator_pointwise_conv_bias"})),
-    Pattern(_dense_bias, False, frozenset({"emulator_pointwise_conv_bias"})),
-)
+# For training and for inference: functions that return a new node, and the nodes before this one that it replaces.
+PATTERNS = {True: (_norm_sum_relu,), False: (_conv_norm, _conv_bias, _dense_bias)}

@@ -15,9 +15,7 @@ class Target:
 
     training: bool = True
     native: Collection[str] = frozenset()  # the names of native operations, none if the device or the dtype has none.
-    is_wide: bool = (
-        True  # they have vectors of 16 numbers. With narrower ones, oneDNN is sometimes faster.
-    )
+    is_wide: bool = True  # they have vectors of 16 numbers. With narrower ones, oneDNN is sometimes faster.
     has_units: bool = False  # they can multiply FP16 numbers in matrix units.
     group_gradients: bool = False  # TensorFlow computes the gradients of grouped convolutions there.
     synced: bool = False  # several processes share the statistics of batch norm.
