@@ -65,8 +65,6 @@ class Vectors {
   }
 };
 
-int64_t round_up(int64_t count, int64_t step) { return (count + step - 1) / step * step; }
-
 // A tensor of images, of which each group of a convolution reads some channels.
 struct Images {
   Images(const Tensor& tensor, int64_t groups)
@@ -125,7 +123,7 @@ struct Place {
 // the distance kDepth. Column tap * (channels of a group) + c has channel c of the pixel of this tap.
 template <typename Core, typename T>
 void gather(const T* x, const Images& images, int64_t group, const Window& window, const Targets& targets, int64_t first,
-           int64_t count, int64_t begin, int64_t end, typename Core::Number* strip) {
+            int64_t count, int64_t begin, int64_t end, typename Core::Number* strip) {
   const int64_t channels = images.of_group;
   Place place(targets, first);
   for (int64_t k = 0; k < count; ++k, place.advance(targets), strip += Core::kDepth) {

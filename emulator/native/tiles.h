@@ -1,16 +1,13 @@
-// Matrix products in tiles whose sums stay in registers, with vectors of any processor.
-//
-// Every number of a product is one sum, whose terms are added in order. So its bits depend neither on the number of threads,
-// nor on the tiles, nor on other rows.
+// Products of matrices that were packed before, which are added to sums in memory. See products.h about their order.
 
 #ifndef EMULATOR_NATIVE_TILES_H_
 #define EMULATOR_NATIVE_TILES_H_
 
-#include "emulator/native/vector.h"
+#include "emulator/native/products.h"
 
 namespace native {
 
-constexpr int64_t kDepth = 240;               // A strip has at most 240 columns; tiles of any height divide it.
+inline int64_t round_up(int64_t count, int64_t step) { return (count + step - 1) / step * step; }
 
 // Adds a product to c [kTileRows, vectors * kLanes], whose rows have the distance `c_row`. Element (r, k) of a is at
 // a[r * a_row + k * a_step]; b is [depth, vectors * kLanes].
@@ -26,28 +23,19 @@ inline void multiply_tile(const float* a, const float* b, int64_t depth, float* 
     Lanes columns[vectors];
 #pragma GCC unroll 2
     for (int v = 0; v < vectors; ++v) columns[v] = load(b + v * kLanes);
-#pragma GCC unroll 12
-    for (int r = 0; r < kTileRows; ++r) {
-      const Lanes factor = a[r * a_row] - Lanes{};  // the same number in all lanes
-#pragma GCC unroll 2
-      for (int v = 0; v < vectors; ++v) sums[r][v] = add_product(factor, columns[v], sums[r][v]);
-    }
+    add_step([a](int r) { return a[r * a_row]; }, columns, sums);
   }
-#pragma GCC unroll 12
-  for (int r = 0; r < kTileRows; ++r) {
-#pragma GCC unroll 2
-    for (int v = 0; v < vectors; ++v) store(sums[r][v], c + r * c_row + v * kLanes);
-  }
+  store(sums, c, c_row);
 }
 
 // The columns of a matrix in panels. A matrix with few columns has panels of one vector.
 struct Panels {
   explicit Panels(int64_t columns, int64_t lanes = kLanes)
-      : width(columns <= lanes ? lanes : 2 * lanes), count((columns + width - 1) / width), columns(columns) {}
+      : width(columns <= lanes ? lanes : 2 * lanes), count((columns + width - 1) / width) {}
 
   int64_t padded() const { return count * width; }
 
-  int64_t width, count, columns;
+  int64_t width, count;
 };
 
 // Adds a product to c [rows, all columns], for rows in whole tiles. b is [panels, depth, columns of a panel].

@@ -139,26 +139,6 @@ inline void split(const T* from, int64_t count, uint16_t* to, int64_t plane) {
   });
 }
 
-// Transposes 16 x 16 numbers of 32 bits by exchanging halves, quarters and so on. Rows of `to` are contiguous.
-inline void transpose_tile(const uint32_t (&rows)[kTile][kTile], void* to) {
-  WordRow own[kTile], lane;
-  std::memcpy(own, rows, sizeof(own));
-#pragma GCC unroll 16
-  for (uint32_t k = 0; k < kTile; ++k) lane[k] = k;
-#pragma GCC unroll 4
-  for (uint32_t step = 1; step < kTile; step *= 2) {
-    const WordRow upper = (lane & step) != 0;  // the lanes that come from the other row
-#pragma GCC unroll 16
-    for (uint32_t r = 0; r < kTile; ++r) {
-      if (r & step) continue;
-      const WordRow a = own[r], b = own[r + step];
-      own[r] = __builtin_shuffle(a, b, upper ? lane - step + kTile : lane);
-      own[r + step] = __builtin_shuffle(a, b, upper ? lane + kTile : lane + step);
-    }
-  }
-  std::memcpy(to, own, sizeof(own));
-}
-
 // Adds the products of `rows` x `columns` tiles, at most 2 x 2, to sums whose rows have the distance `sums_row`. Tile (r, k) of
 // part p of a is at a(p, r, k), tile (k, c) of b at b(p, k, c). Their rows have the distances `a_row` and `b_row`.
 template <int rows, int columns, typename A, typename B>
@@ -228,7 +208,7 @@ class Units {
   // Adds strip [rows, depth] times weights to sums.
   void multiply(const Number* strip, int parts, int64_t rows, const Number* weights, int weight_parts, const Panels& panels,
                 int64_t depth, float* sums) {
-    const int64_t padded = (depth + kStep - 1) / kStep * kStep, width = panels.width;
+    const int64_t padded = round_up(depth, kStep), width = panels.width;
     for (int64_t p = 0; p < panels.count; ++p, weights += kParts * padded * width, sums += width) {
       add(rows, width, padded / kStep, parts, weight_parts,
           [=](int part, int64_t row, int64_t k) { return strip + part * kPlane + row * kDepth + k * kStep; }, kDepth,
@@ -258,10 +238,13 @@ class Units {
     for (int part = 0; part < parts; ++part) {
       for (int64_t t = 0; t < tiles; ++t) {
         for (int64_t k = 0; k < blocks; ++k) {
-          uint32_t pairs[kTile][kTile];
+          float pairs[kTile * kTile];  // only their bits matter
           const Number* from = strip + part * kPlane + k * kStep * kDepth + t * kTile;
-          for (auto& row : pairs) pair(from, from + kDepth, kTile, row), from += 2 * kDepth;
-          transpose_tile(pairs, a + ((part * tiles + t) * blocks + k) * tile);
+          for (int64_t r = 0; r < kTile; ++r, from += 2 * kDepth) pair(from, from + kDepth, kTile, pairs + r * kTile);
+          float* const to = reinterpret_cast<float*>(a + ((part * tiles + t) * blocks + k) * tile);
+          for (int64_t r = 0; r < kTile; r += kLanes) {
+            for (int64_t c = 0; c < kTile; c += kLanes) transpose(pairs + r * kTile + c, kTile, to + c * kTile + r, kTile);
+          }
         }
       }
     }

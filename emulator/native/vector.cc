@@ -1,4 +1,3 @@
-#include "emulator/native/units.h"
 #include "emulator/native/vector.h"
 
 // What library.py asks these kernels: the numbers in a vector, and whether there are matrix units.
