@@ -1,6 +1,6 @@
 """Import TensorFlow with oneDNN and without the lines that its libraries print, and shorten its errors to one line.
 
-If TF_CPP_MIN_LOG_LEVEL is set, TensorFlow's output is not suppressed.
+If the user sets TF_CPP_MIN_LOG_LEVEL to 0 or 1, TensorFlow's output is not suppressed.
 """
 
 from __future__ import annotations
@@ -133,12 +133,14 @@ def _without_keras() -> Iterator[None]:
 
 
 def _import_quietly(level: str) -> None:
-    """Import TensorFlow with standard error discarded, because its libraries print before they read the log level."""
-    if LEVEL in os.environ:
+    """Import TensorFlow with standard error discarded, because its libraries print before they read the log level.
+
+    Child processes inherit the log level, so their imports are as quiet.
+    """
+    if os.environ.setdefault(LEVEL, level).strip() in ("0", "1"):
         import tensorflow
 
         return
-    os.environ[LEVEL] = level
     sys.stderr.flush()
     saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
