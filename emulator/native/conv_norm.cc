@@ -108,9 +108,9 @@ struct Pixels {
 template <Activation kind>
 void multiply(OpKernelContext* context, const Pixels& x, const float* w, const Results& to) {
   const int64_t depth = x.channels, filters = to.filters, panels = (filters + kPanel - 1) / kPanel;
-  auto do_panel = [&](const float* from, int64_t first, int64_t count, int64_t panel) {
+  auto do_panel = [&](const float* from, int64_t first, int64_t count, int64_t panel, const float* b, int64_t b_row) {
     const int64_t start = panel * kPanel, own = std::min(filters - start, kPanel);
-    multiply_columns(from, count, w + start, filters, depth, own, [&](int64_t r, auto& sums) {
+    multiply_columns(from, count, b, b_row, depth, own, [&](int64_t r, auto& sums) {
       finish<kind>(sums, to.at(first + r, start), own);
     });
   };
@@ -130,11 +130,19 @@ void multiply(OpKernelContext* context, const Pixels& x, const float* w, const R
       return;
     }
     in_shares(context, panels, x.count * kPanel * picoseconds / 1000, [&](int64_t begin, int64_t end) {
-      for (int64_t panel = begin; panel < end; ++panel) do_panel(from, 0, x.count, panel);
+      for (int64_t panel = begin; panel < end; ++panel) do_panel(from, 0, x.count, panel, w + panel * kPanel, filters);
       to.end();
     });
     return;
   }
+  // Rows of a panel become neighbours, because rows that are far apart would be in too many pages of memory.
+  std::vector<float> packed(panels * depth * kPanel);
+  in_threads(context, panels, depth * kPanel / 8 + 1, [&](int64_t begin, int64_t end) {
+    for (int64_t panel = begin; panel < end; ++panel) {
+      const int64_t start = panel * kPanel, own = std::min(filters - start, kPanel);
+      for (int64_t k = 0; k < depth; ++k) std::copy_n(w + k * filters + start, own, &packed[(panel * depth + k) * kPanel]);
+    }
+  });
   const int64_t chunk = std::max<int64_t>(kCached / (4 * depth) / kTileRows, 1) * kTileRows;
   const int64_t tiles = (x.count + kTileRows - 1) / kTileRows;
   in_shares(context, tiles, kTileRows * filters * picoseconds / 1000, [&](int64_t begin, int64_t end) {
@@ -143,7 +151,7 @@ void multiply(OpKernelContext* context, const Pixels& x, const float* w, const R
     for (int64_t first = begin * kTileRows; first < last; first += chunk) {
       const int64_t count = std::min(chunk, last - first);
       const float* from = x.of(first, count, &scratch);
-      for (int64_t panel = 0; panel < panels; ++panel) do_panel(from, first, count, panel);
+      for (int64_t panel = 0; panel < panels; ++panel) do_panel(from, first, count, panel, &packed[panel * depth * kPanel], kPanel);
     }
     to.end();
   });

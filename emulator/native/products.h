@@ -76,7 +76,8 @@ inline void multiply_rows(const float* a, const float* b, int64_t b_row, int64_t
   const float* pointers[kPointers];
 #pragma GCC unroll 24
   for (int p = 0; p < kPointers; ++p) pointers[p] = a + p * kOfPointer * depth;
-  clear(sums);
+  Lanes own[rows][vectors];  // registers; `sums` is in memory, where the compiler would store them in every step
+  clear(own);
   for (int64_t k = 0; k < depth; ++k, b += b_row) {
     Lanes columns[vectors];
 #pragma GCC unroll 8
@@ -84,10 +85,11 @@ inline void multiply_rows(const float* a, const float* b, int64_t b_row, int64_t
       if (v * kLanes % kLine == 0) __builtin_prefetch(b + kAhead * b_row + v * kLanes);
       columns[v] = v + 1 < vectors ? load(b + v * kLanes) : last.load(b + v * kLanes);
     }
-    add_step([&](int r) { return pointers[r / kOfPointer][r % kOfPointer * depth]; }, columns, sums);
+    add_step([&](int r) { return pointers[r / kOfPointer][r % kOfPointer * depth]; }, columns, own);
 #pragma GCC unroll 24
     for (int p = 0; p < kPointers; ++p) ++pointers[p];
   }
+  store(own, &sums[0][0][0], vectors * kLanes);
 }
 
 // Multiplies a [rows, depth] by a panel of b, and calls `use(first row, sums [rows][vectors])` for every tile.

@@ -41,8 +41,7 @@ class Neighbours:
 def fuse(network: Network, precision: Precision, target: Target) -> Network:
     """Return the network with fused operations. Narrow formats and checks need each operation by itself."""
     exact = not (precision.rounds_results or precision.rounds_operands or precision.checks)
-    pays = target.training or target.is_wide  # otherwise oneDNN is faster in inference.
-    if not (exact and pays and target.native):
+    if not (exact and target.native):
         return network
     made: dict[int, Node] = {}
     near = Neighbours(target, made, network.readers())
