@@ -27,6 +27,7 @@ from emulator.native import library
 from emulator.plan import machine
 
 _ROOT = library.FOLDER.parent.parent
+_HEADERS = library.FOLDER / "checks.h"
 _KEPT = 8
 _AT_ONCE = 4  # this number of compilers runs at once; each needs about 900 MB.
 _WITHOUT = "programs run without them, but norms, convolutions and inference are slower"
@@ -91,9 +92,14 @@ def _compile(compiler: list[str], target: Path) -> None:
         ThreadPoolExecutor(min(machine.cores(), _AT_ONCE)) as pool,
     ):
 
+        # The headers of TensorFlow take most of the time of a file, so they are compiled once.
+        headers = f"{folder}/{_HEADERS.name}"
+        include = ("-include", headers, f"-I{_ROOT}", f"-I{tensorflow / 'include'}")
+        shutil.copy(_HEADERS, headers)
+        _run(*compiler, *library.FLAGS, "-w", "-fPIC", *include[2:], "-x", "c++-header", headers, "-o", f"{headers}.gch")
+
         def compiled(source: Path) -> str:
             made = f"{folder}/{source.stem}.o"
-            include = (f"-I{_ROOT}", f"-I{tensorflow / 'include'}")
             _run(*compiler, *library.FLAGS, "-w", "-fPIC", *include, "-c", str(source), "-o", made)
             return made
 

@@ -121,31 +121,33 @@ struct Place {
 
 // Gathers columns [begin, end) of the rows of a matrix, `count` rows beginning with target `first`, into a strip whose rows have
 // the distance kDepth. Column tap * (channels of a group) + c has channel c of the pixel of this tap.
-template <typename Core, typename T>
-void gather(const T* x, const Images& images, int64_t group, const Window& window, const Targets& targets, int64_t first,
+template <typename Core>
+void gather(const Tensor& x, const Images& images, int64_t group, const Window& window, const Targets& targets, int64_t first,
             int64_t count, int64_t begin, int64_t end, typename Core::Number* strip) {
   const int64_t channels = images.of_group;
-  Place place(targets, first);
-  for (int64_t k = 0; k < count; ++k, place.advance(targets), strip += Core::kDepth) {
-    const T* const sample = x + place.sample * images.pixels() * images.channels + group * channels;
-    auto* to = strip;
-    for (int64_t column = begin; column < end;) {
-      const int64_t t = column / channels, channel = column % channels;
-      const Window::Tap& tap = window.taps[t];
-      const int64_t row = place.row * window.step + tap.row, c = place.column * window.step + tap.column;
-      const bool inside = row >= 0 && row < images.rows && c >= 0 && c < images.columns;
-      const int64_t taps = inside && images.channels == channels ? std::min(tap.adjacent, images.columns - c) : 1;
-      const int64_t run = std::min(taps * channels - channel, end - column);
-      if (inside) {
-        Core::put(sample + (row * images.columns + c) * images.channels + channel, run, to);
-      } else {
-        Core::clear(run, to);
+  with_storage(x.dtype(), [&](auto* type) {
+    Place place(targets, first);
+    for (int64_t k = 0; k < count; ++k, place.advance(targets), strip += Core::kDepth) {
+      const auto* const sample = static_cast<decltype(type)>(x.data()) + place.sample * images.pixels() * images.channels + group * channels;
+      auto* to = strip;
+      for (int64_t column = begin; column < end;) {
+        const int64_t t = column / channels, channel = column % channels;
+        const Window::Tap& tap = window.taps[t];
+        const int64_t row = place.row * window.step + tap.row, c = place.column * window.step + tap.column;
+        const bool inside = row >= 0 && row < images.rows && c >= 0 && c < images.columns;
+        const int64_t taps = inside && images.channels == channels ? std::min(tap.adjacent, images.columns - c) : 1;
+        const int64_t run = std::min(taps * channels - channel, end - column);
+        if (inside) {
+          Core::put(sample + (row * images.columns + c) * images.channels + channel, run, to);
+        } else {
+          Core::clear(run, to);
+        }
+        column += run;
+        to += run;
       }
-      column += run;
-      to += run;
+      Core::clear(round_up(end - begin, Core::kStep) - (end - begin), to);
     }
-    Core::clear(round_up(end - begin, Core::kStep) - (end - begin), to);
-  }
+  });
 }
 
 // A row of weights: the weight of filter f is first[f * step].
@@ -231,33 +233,29 @@ void convolve(OpKernelContext* context, const Tensor& x, int64_t groups, const W
   const int64_t filters = y->dim_size(3), of_group = filters / groups, pixels = y->dim_size(1) * y->dim_size(2);
   const int64_t padded = weights.panels.padded(), depth = weights.depth();
   const Writer writer(y);
-  with_storage(x.dtype(), [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
-    const T* const from = x.flat<T>().data();
-    in_shares(context, strips * groups, Core::kRows * (depth + 8) * padded / 32 + 1, [&](int64_t begin, int64_t end) {
-      Core core;
-      auto& memory = Memory<Number>::own();
-      Number* const strip = memory.of(&memory.strip, Core::kParts * Core::kPlane);
-      float* const sums = memory.of(&memory.sums, Core::kRows * padded);
-      for (int64_t item = begin; item < end; ++item) {
-        const int64_t group = item % groups, first = item / groups * Core::kRows, rows = std::min(Core::kRows, count - first);
-        const int64_t whole = round_up(rows, Core::kHeight);
-        std::fill(sums, sums + whole * padded, 0.0f);
-        for (int64_t part = 0; part < depth; part += Core::kDepth) {
-          const int64_t own = std::min(Core::kDepth, depth - part);
-          gather<Core>(from, images, group, window, targets, first, rows, part, part + own, strip);
-          core.multiply(strip, kPartsOf<T>, whole, weights.part(group, part), weights.parts(), weights.panels, own, sums);
-        }
-        Place place(targets, first);
-        for (int64_t r = 0; r < rows; ++r, place.advance(targets)) {
-          const int64_t index = targets.pixel(place.row, place.column) * filters + group * of_group;
-          const int64_t start = place.sample * pixels * filters + index;
-          float* const to = writer.begin(start, of_group, &memory.row);
-          results.round(sums + r * padded, of_group, place.sample, static_cast<uint32_t>(index), to);
-          writer.end(start, of_group, memory.row);
-        }
+  in_shares(context, strips * groups, Core::kRows * (depth + 8) * padded / 32 + 1, [&](int64_t begin, int64_t end) {
+    Core core;
+    auto& memory = Memory<Number>::own();
+    Number* const strip = memory.of(&memory.strip, Core::kParts * Core::kPlane);
+    float* const sums = memory.of(&memory.sums, Core::kRows * padded);
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t group = item % groups, first = item / groups * Core::kRows, rows = std::min(Core::kRows, count - first);
+      const int64_t whole = round_up(rows, Core::kHeight);
+      std::fill(sums, sums + whole * padded, 0.0f);
+      for (int64_t part = 0; part < depth; part += Core::kDepth) {
+        const int64_t own = std::min(Core::kDepth, depth - part);
+        gather<Core>(x, images, group, window, targets, first, rows, part, part + own, strip);
+        core.multiply(strip, parts_of(x), whole, weights.part(group, part), weights.parts(), weights.panels, own, sums);
       }
-    });
+      Place place(targets, first);
+      for (int64_t r = 0; r < rows; ++r, place.advance(targets)) {
+        const int64_t index = targets.pixel(place.row, place.column) * filters + group * of_group;
+        const int64_t start = place.sample * pixels * filters + index;
+        float* const to = writer.begin(start, of_group, &memory.row);
+        results.round(sums + r * padded, of_group, place.sample, static_cast<uint32_t>(index), to);
+        writer.end(start, of_group, memory.row);
+      }
+    }
   });
 }
 
@@ -467,35 +465,29 @@ class WeightsGradient : public CheckedKernel<WeightsGradientRules> {
       const int64_t row = item / blocks % strips * kDepth, column = item % blocks * kColumns;
       return Item{item / (blocks * strips), row, std::min(kDepth, depth - row), column, std::min(kColumns, of_group - column)};
     };
-    with_storage(x.dtype(), [&](auto* x_type) {
-      with_storage(dy.dtype(), [&](auto* dy_type) {
-        using T = std::remove_pointer_t<decltype(x_type)>;
-        using U = std::remove_pointer_t<decltype(dy_type)>;
-        const T* const from = x.flat<T>().data();
-        const U* const above = dy.flat<U>().data();
-        in_shares(context, items * parts, samples * pixels * tall * widest.padded() / 32 + 1, [&](int64_t begin, int64_t end) {
-          Core core;
-          auto& memory = Memory<Number>::own();
-          Number* const strip = memory.of(&memory.strip, Core::kParts * Core::kPlane);
-          Number* const arriving = memory.of(&memory.columns, Core::kParts * kPixels * widest.padded());
-          for (int64_t k = begin; k < end; ++k) {
-            const auto item = of_item(k / parts);
-            const Panels panels = Core::panels(item.columns);
-            float* const own = sums + k * size;
-            std::fill(own, own + size, 0.0f);
-            const int64_t last = std::min(k % parts * samples + samples, batch) * pixels;
-            for (int64_t first = k % parts * samples * pixels; first < last; first += kPixels) {
-              const int64_t count = std::min(kPixels, last - first);
-              gather<Core>(from, images, item.group, window, targets, first, count, item.row, item.row + item.rows, strip);
-              const U* gradient = above + first * filters + item.group * of_group + item.column;
-              for (int64_t p = 0; p < count; ++p, gradient += filters) {
-                Core::put_gradient(gradient, p, count, item.columns, panels, arriving);
-              }
-              core.multiply_transposed(strip, kPartsOf<T>, round_up(item.rows, Core::kHeight), arriving, kPartsOf<U>, panels, count, own);
+    in_shares(context, items * parts, samples * pixels * tall * widest.padded() / 32 + 1, [&](int64_t begin, int64_t end) {
+      Core core;
+      auto& memory = Memory<Number>::own();
+      Number* const strip = memory.of(&memory.strip, Core::kParts * Core::kPlane);
+      Number* const arriving = memory.of(&memory.columns, Core::kParts * kPixels * widest.padded());
+      for (int64_t k = begin; k < end; ++k) {
+        const auto item = of_item(k / parts);
+        const Panels panels = Core::panels(item.columns);
+        float* const own = sums + k * size;
+        std::fill(own, own + size, 0.0f);
+        const int64_t last = std::min(k % parts * samples + samples, batch) * pixels;
+        for (int64_t first = k % parts * samples * pixels; first < last; first += kPixels) {
+          const int64_t count = std::min(kPixels, last - first);
+          gather<Core>(x, images, item.group, window, targets, first, count, item.row, item.row + item.rows, strip);
+          with_storage(dy.dtype(), [&](auto* type) {
+            const auto* gradient = static_cast<decltype(type)>(dy.data()) + first * filters + item.group * of_group + item.column;
+            for (int64_t p = 0; p < count; ++p, gradient += filters) {
+              Core::put_gradient(gradient, p, count, item.columns, panels, arriving);
             }
-          }
-        });
-      });
+          });
+          core.multiply_transposed(strip, parts_of(x), round_up(item.rows, Core::kHeight), arriving, parts_of(dy), panels, count, own);
+        }
+      }
     });
     float* const to = dw->flat<float>().data();
     in_threads(context, items * tall, parts * widest.padded() + 1, [&](int64_t begin, int64_t end) {

@@ -107,6 +107,10 @@ typedef uint16_t PartRow __attribute__((vector_size(2 * kTile)));
 template <typename T>
 constexpr int kPartsOf = std::is_same_v<T, float> ? 3 : std::is_same_v<T, Half> ? 2 : 1;
 
+inline int parts_of(const tensorflow::Tensor& x) {
+  return x.dtype() == tensorflow::DT_HALF ? kPartsOf<Half> : x.dtype() == tensorflow::DT_BFLOAT16 ? kPartsOf<BFloat> : kPartsOf<float>;
+}
+
 // Splits 16 FP32 numbers into `parts` BF16 parts, and calls `store(part, numbers)` for each.
 template <int parts, typename Store>
 inline void split_row(const float (&row)[kTile], Store store) {
