@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import tensorflow.compat.v1 as tf
 
@@ -16,11 +17,11 @@ def initial_value(variable: Variable, seed: draws.Seed, dtype: tf.DType = tf.flo
     if variable.proxy:
         return proxy_norm.initial(variable.proxy, variable.shape[-1], dtype)
     if not isinstance(variable.initial, Initial):
-        return tf.fill(variable.shape, tf.constant(variable.initial, dtype))
+        return filled(variable.shape, variable.initial, dtype)
     fan_in, fan_out = variable.fans
     fans = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2, "fixed": 1}
     deviation = math.sqrt(variable.initial.scale / max(fans[variable.initial.mode], 1))
-    key = draws.stateless_seed(seed, f"initial/{variable.name}")
+    key = tf.convert_to_tensor(draws.stateless_seed(seed, f"initial/{variable.name}"), tf.int32) + _unknown_zero(tf.int32)
     if variable.initial.distribution == "uniform":
         limit = math.sqrt(3.0) * deviation
         values = tf.random.stateless_uniform(variable.shape, key, -limit, limit)
@@ -28,3 +29,16 @@ def initial_value(variable: Variable, seed: draws.Seed, dtype: tf.DType = tf.flo
         # Truncation at two deviations multiplies the deviation of a normal distribution by 0.8796.
         values = tf.random.stateless_truncated_normal(variable.shape, key, stddev=deviation / 0.87962566103423978)
     return tf.cast(values, dtype)
+
+
+def filled(shape: Sequence[int], value: float, dtype: tf.DType = tf.float32) -> tf.Tensor:
+    """Return a tensor that has the same value everywhere."""
+    return tf.fill(shape, tf.constant(value, dtype) + tf.cast(_unknown_zero(tf.float32), dtype))
+
+
+def _unknown_zero(dtype: tf.DType) -> tf.Tensor:
+    """Return a zero that TensorFlow does not know while it optimises a graph.
+
+    Otherwise, TensorFlow would compute initial values in advance and keep them in memory as long as the session.
+    """
+    return tf.raw_ops.Empty(shape=[], dtype=dtype, init=True)

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 
 from base import draws
 from emulator.layers import proxy_norm
-from emulator.layers.initial_values import initial_value
+from emulator.layers.initial_values import filled, initial_value
 from emulator.lowering.policy import PrecisionPolicy
 from emulator.plan import number_formats
 from emulator.plan.checkpoint_tensors import AMAX_HISTORY, EMA, FP32_COPY, LOSS_SCALE, STEP, STEP_SHAPE
@@ -73,7 +73,7 @@ class ProgramVariables:
 
     def _initial_slot(self, variable: Variable, value: float) -> tf.Tensor:
         """Return the initial value of a slot in its storage format."""
-        return self._policy.cast_initial(self._policy.precision.slot_format(variable), tf.fill(variable.shape, value))
+        return self._policy.cast_initial(self._policy.precision.slot_format(variable), filled(variable.shape, value))
 
     @property
     def saved(self) -> dict[str, tf.Variable]:
