@@ -201,14 +201,14 @@ def machine() -> str:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     load = os.getloadavg()[0]
     return (
-        f"{len(os.sched_getaffinity(0))} cores of {names[0] if names else platform.machine()}{_bf16_units()}, "
+        f"{len(os.sched_getaffinity(0))} cores of {names[0] if names else platform.machine()}{_vectors()}, "
         f"{memory:.0f} GiB, "
         f"Python {platform.python_version()}, TensorFlow {_tensorflow()}, load {load:.1f} before"
     )
 
 
-def _bf16_units() -> str:
-    known = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "bf16": "BF16"}
+def _vectors() -> str:
+    known = {"amx_bf16": "AMX", "avx512f": "AVX-512", "avx2": "AVX2"}
     return next((f" with {name}" for feature, name in known.items() if feature in library.features().split()), "")
 
 

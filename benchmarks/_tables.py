@@ -22,7 +22,7 @@ COLOURS = {"Keras": "#d9772b", "PyTorch": "#3d78b5"}
 
 def write(files: Sequence[Path], rows: Sequence[Row]) -> None:
     """Write the tables and the chart, with the newest results of each machine."""
-    machines = _newest(files)
+    machines = dict(sorted(_newest(files).items(), key=lambda item: _place(item[0])))
     page = DOCS / "measured.md"
     text = page.read_text(encoding="utf-8")
     before, rest = text.split(BEGIN)
@@ -32,7 +32,7 @@ def write(files: Sequence[Path], rows: Sequence[Row]) -> None:
 
 
 def _newest(files: Sequence[Path]) -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
-    """Return the newest result of each row for each kind of machine, such as "2 cores of AMD EPYC".
+    """Return the newest result of each row for each kind of machine, such as "2 cores of AMD EPYC with AVX2".
 
     `files` must be ordered by day.
     """
@@ -43,6 +43,11 @@ def _newest(files: Sequence[Path]) -> Mapping[str, Mapping[str, Mapping[str, Any
         known = machines.setdefault(kind, {})
         known |= {result["name"]: {**result, "day": path.name[:10], "software": software} for result in run["rows"]}
     return machines
+
+
+def _place(machine: str) -> int:
+    """Return the place of a kind of machine: the one that most people have is first."""
+    return next((k for k, vectors in enumerate(("AVX2", "AVX-512", "AMX")) if machine.endswith(vectors)), len(machine))
 
 
 def against(result: Mapping[str, Any], family: str, own: str = "ours") -> tuple[float, float, float, str] | None:
