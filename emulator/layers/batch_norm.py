@@ -35,20 +35,20 @@ def native_batch_norm(
     relu(norm + shortcut), with the bits of separate operations. If x has 16 bits, the result has 16 bits, too.
     """
     kernels = library.load()
-    attributes = {"parts": parts, "epsilon": epsilon, **kernel_attributes(rounding, noise)}
+    attributes = {"parts": parts, "epsilon": epsilon, "proxy": (), **kernel_attributes(rounding, noise)}
     moments: list[tf.Tensor] = []
 
     @with_gradient
     def apply(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, *shortcuts: tf.Tensor) -> tuple[tf.Tensor, TensorFunction]:
-        y, mean, variance = kernels.emulator_batch_norm(
-            x=x, gamma=gamma, beta=beta, shortcut=shortcuts, activation=activation, **attributes
+        y, mean, variance = kernels.emulator_norm(
+            x=x, gamma=gamma, beta=beta, moments=(), shortcut=shortcuts, activation=activation, **attributes
         )
         moments[:] = mean, variance
 
         def gradient(dy: tf.Tensor) -> tuple[tf.Tensor, ...]:
             if shortcuts:
                 dy = tf.raw_ops.ReluGrad(gradients=dy, features=y)
-            dx, dgamma, dbeta = kernels.emulator_batch_norm_gradient(
+            dx, dgamma, dbeta, _ = kernels.emulator_norm_gradient(
                 x=x, dy=dy, gamma=gamma, beta=beta, mean=mean, variance=variance,
                 activation=LINEAR if shortcuts else activation, V=x.dtype, **attributes,
             )  # fmt: skip
@@ -96,9 +96,9 @@ def native_inference(
     kernels = library.load_for(x)
     if kernels is None:
         return None
-    return kernels.emulator_batch_norm_inference(
-        x=x, gamma=gamma, beta=beta, mean=moving[0], variance=moving[1], epsilon=epsilon, activation=activation
-    )
+    unused = {"proxy": (), "noise": (), "shortcut": ()}
+    own = {"x": x, "gamma": gamma, "beta": beta, "moments": moving, "parts": 1, "epsilon": epsilon, "activation": activation}
+    return kernels.emulator_norm(**own, **unused).y
 
 
 def frozen_batch_norm(

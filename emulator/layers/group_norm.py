@@ -47,22 +47,24 @@ def group_norm(
 def _by_kernels(norm: GroupNorm, activation: str, rounding: Rounding | None, noise: Noise, scaled: bool) -> TensorFunction:
     kernels = library.load()
     attributes = {
-        "groups": norm.groups, "contiguous": norm.contiguous, "activation": activation, **kernel_attributes(rounding, noise)
+        "groups": norm.groups, "contiguous": norm.contiguous, "epsilon": norm.epsilon, "activation": activation,
+        **kernel_attributes(rounding, noise),
     }  # fmt: skip
 
     @with_gradient
     def apply(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, *proxy: tf.Tensor) -> tuple[tf.Tensor, TensorFunction]:
-        centre, outer = proxy or ([], [])
-        outer_used = outer if scaled or not proxy else tf.ones_like(outer)
-        inputs = {"gamma": gamma, "beta": beta, "centre": centre, "outer": outer_used, "proxy": bool(proxy)}
-        y, mean, r = kernels.emulator_group_norm(x=x, epsilon=norm.epsilon, two_pass=norm.two_pass, **inputs, **attributes)
+        used = proxy if scaled else [*proxy[:1], *map(tf.ones_like, proxy[1:])]
+        inputs = {"gamma": gamma, "beta": beta, "proxy": used}
+        y, mean, variance = kernels.emulator_norm(
+            x=x, moments=(), shortcut=(), two_pass=norm.two_pass, **inputs, **attributes
+        )
 
         def gradient(dy: tf.Tensor) -> list[tf.Tensor]:
-            dx, *per_sample = kernels.emulator_group_norm_gradient(
-                x=x, dy=dy, mean=mean, inverse_deviation=r, V=x.dtype, **inputs, **attributes
+            dx, dgamma, dbeta, dproxy = kernels.emulator_norm_gradient(
+                x=x, dy=dy, mean=mean, variance=variance, V=x.dtype, **inputs, **attributes
             )
-            rows = [tf.reduce_sum(each, 0) for each in per_sample[: 2 + len(proxy)]]
-            return [dx, *rows[:3], tf.zeros_like(outer)] if proxy and not scaled else [dx, *rows]
+            rows = [tf.reduce_sum(each, 0) for each in (dgamma, dbeta, *dproxy)]
+            return [dx, *rows] if scaled else [dx, *rows[:3], *map(tf.zeros_like, proxy[1:])]
 
         return y, gradient
 

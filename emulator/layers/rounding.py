@@ -116,7 +116,7 @@ class Rounding:
         kernels = library.load_for(x)
         if kernels is None:
             return _compiled(self, salt, dtype)(x, *noise)
-        return kernels.emulator_rounding(x=x, noise=noise, salt=salt, T=dtype, **self.attributes)
+        return kernels.emulator_rounding(x=x, salt=salt, T=dtype, **kernel_attributes(self, noise))
 
     def without_gradient(self, x: tf.Tensor, noise: Noise = ()) -> tf.Tensor:
         """Return x rounded. The result has no gradient."""

@@ -37,12 +37,17 @@ inline absl::Status allocate(OpKernelContext* context, const std::vector<std::pa
   return absl::OkStatus();
 }
 
-// How a tensor is divided into blocks.
+// A block of pixels. `row` is the part of the batch to which its sample belongs. `first` is the index of its first element in
+// the sample, `start` in the tensor. It has `size` elements.
+struct Block {
+  int64_t sample, block, row, first, start, pixels, size;
+};
+
+// How a tensor is divided into parts of the batch, and each sample into blocks.
 struct Walk {
-  Walk() : batch(0), pixels(0), channels(0), blocks(0) {}
-  explicit Walk(const Tensor& x)
-      : batch(x.dim_size(0)), pixels(x.dim_size(1) * x.dim_size(2)), channels(x.dim_size(3)),
-        blocks((pixels + kBlockPixels - 1) / kBlockPixels) {}
+  explicit Walk(const Tensor& x, int64_t rows = 0)  // 0 means that every sample is a part
+      : batch(x.dim_size(0)), pixels(x.dim_size(1) * x.dim_size(2)), channels(x.dim_size(3)), rows(rows ? rows : batch),
+        samples(rows ? batch / rows : 1), blocks((pixels + kBlockPixels - 1) / kBlockPixels) {}
 
   int64_t sample_size() const { return pixels * channels; }
 
@@ -50,74 +55,63 @@ struct Walk {
   int64_t start_of(int64_t block) const { return block * kBlockPixels * channels; }
   int64_t pixels_of(int64_t block) const { return std::min(kBlockPixels, pixels - block * kBlockPixels); }
 
-  int64_t batch, pixels, channels, blocks;
+  // Returns a block of the tensor. The blocks of a sample are neighbours.
+  Block block(int64_t k) const {
+    const int64_t sample = k / blocks, block = k % blocks, first = start_of(block), own = pixels_of(block);
+    return {sample, block, sample / samples, first, sample * sample_size() + first, own, own * channels};
+  }
+
+  const int64_t batch, pixels, channels, rows, samples, blocks;
 };
 
-// The work on one block. `first` is the index of the block's first element in the sample, `pixels` the block's size.
-using BlockStep = std::function<void(int64_t sample, int64_t block, int64_t first, int64_t pixels)>;
-
-// The work after all blocks of a sample: it turns the sums of blocks into factors for the next phase.
-using SampleStep = std::function<void(int64_t sample)>;
-
+// The work on every block, and the work on a part of the batch after its blocks: it turns the sums of blocks into factors for
+// the next phase.
 struct Phase {
-  BlockStep blocks;
-  SampleStep then;
+  std::function<void(const Block& block)> blocks;
+  std::function<void(int64_t row)> then;
 };
 
-// Runs the phases on the threads of the operation's device. If there are enough samples, one thread runs all phases of a
-// sample, because each phase then finds its data in the cache. If there are fewer samples than threads, the threads share
-// each phase. `cost` is a rough number of nanoseconds for one element.
-inline void run(OpKernelContext* context, const Walk& walk, const std::vector<Phase>& phases, int64_t cost) {
-  auto do_blocks = [&](const Phase& phase, int64_t sample, int64_t begin, int64_t end) {
-    for (int64_t block = begin; block < end; ++block) {
-      phase.blocks(sample, block, walk.start_of(block), walk.pixels_of(block));
-    }
+// Runs the phases on the threads of the operation's device. If each sample has its own sums, and there are enough samples, one
+// thread runs all phases of a sample. Each phase then finds its data in the cache. Otherwise the threads share each phase.
+// `cost` is a rough number of nanoseconds for one element.
+inline void run(OpKernelContext* context, const Walk& walk, int64_t cost, const std::vector<Phase>& phases) {
+  auto do_rows = [&](const Phase& phase, int64_t begin, int64_t end) {
+    for (int64_t row = begin; phase.then && row < end; ++row) phase.then(row);
   };
-  if (walk.batch >= context->device()->tensorflow_cpu_worker_threads()->num_threads) {
-    in_threads(context, walk.batch, walk.sample_size() * cost, [&](int64_t begin, int64_t end) {
-      for (int64_t sample = begin; sample < end; ++sample) {
+  auto do_blocks = [&](const Phase& phase, int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; ++k) phase.blocks(walk.block(k));
+  };
+  if (phases[0].then && walk.samples == 1 && walk.rows >= context->device()->tensorflow_cpu_worker_threads()->num_threads) {
+    return in_threads(context, walk.rows, walk.sample_size() * cost, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
         for (const Phase& phase : phases) {
-          do_blocks(phase, sample, 0, walk.blocks);
-          if (phase.then) phase.then(sample);
+          do_blocks(phase, row * walk.blocks, (row + 1) * walk.blocks);
+          do_rows(phase, row, row + 1);
         }
       }
     });
-    return;
   }
-  for (int64_t sample = 0; sample < walk.batch; ++sample) {
-    for (const Phase& phase : phases) {
-      in_threads(context, walk.blocks, kBlockPixels * walk.channels * cost,
-                 [&](int64_t begin, int64_t end) { do_blocks(phase, sample, begin, end); });
-      if (phase.then) phase.then(sample);
-    }
+  for (const Phase& phase : phases) {
+    in_threads(context, walk.batch * walk.blocks, kBlockPixels * walk.channels * cost,
+               [&](int64_t begin, int64_t end) { do_blocks(phase, begin, end); });
+    do_rows(phase, 0, walk.rows);
   }
 }
 
-// Runs one step over the blocks of all samples.
-inline void run(OpKernelContext* context, const Walk& walk, const BlockStep& step, int64_t cost) {
-  in_threads(context, walk.batch * walk.blocks, kBlockPixels * walk.channels * cost, [&](int64_t begin, int64_t end) {
-    for (int64_t k = begin; k < end; ++k) {
-      const int64_t block = k % walk.blocks;
-      step(k / walk.blocks, block, walk.start_of(block), walk.pixels_of(block));
-    }
-  });
-}
-
-// The sums of every block of every sample, for each channel.
+// The sums of every block of every sample, for each channel. There are several kinds of sums.
 class BlockSums {
  public:
-  explicit BlockSums(const Walk& walk) : walk_(walk), sums_(walk.batch * walk.blocks * walk.channels) {}
+  explicit BlockSums(const Walk& walk, int64_t kinds = 1)
+      : walk_(walk), kinds_(kinds), sums_(walk.batch * walk.blocks * kinds * walk.channels) {}
 
-  float* of(int64_t sample, int64_t block) { return &sums_[(sample * walk_.blocks + block) * walk_.channels]; }
-  const float* of(int64_t sample, int64_t block) const {
-    return &sums_[(sample * walk_.blocks + block) * walk_.channels];
-  }
+  // Returns the sums of a block. The kinds are neighbours.
+  float* of(int64_t sample, int64_t block) { return &sums_[(sample * walk_.blocks + block) * kinds_ * walk_.channels]; }
 
-  // Returns the sums over `samples` samples, beginning with `sample`, for each channel.
-  std::vector<double> total(int64_t sample, int64_t samples = 1) const {
+  // Returns the sums over a part of the batch, for each channel.
+  std::vector<double> total(int64_t row, int64_t kind = 0) const {
     std::vector<double> sums(walk_.channels, 0.0);
-    for (int64_t k = sample * walk_.blocks; k < (sample + samples) * walk_.blocks; ++k) {
-      const float* own = &sums_[k * walk_.channels];
+    for (int64_t k = row * walk_.samples * walk_.blocks; k < (row + 1) * walk_.samples * walk_.blocks; ++k) {
+      const float* own = &sums_[(k * kinds_ + kind) * walk_.channels];
       for (int64_t c = 0; c < walk_.channels; ++c) sums[c] += own[c];
     }
     return sums;
@@ -125,18 +119,8 @@ class BlockSums {
 
  private:
   const Walk walk_;
+  const int64_t kinds_;
   std::vector<float> sums_;
-};
-
-// A row of channels for every sample, or for every part of the batch.
-class Rows {
- public:
-  Rows(int64_t rows, int64_t channels) : channels_(channels), values_(rows * channels) {}
-  float* of(int64_t row) { return &values_[row * channels_]; }
-
- private:
-  int64_t channels_;
-  std::vector<float> values_;
 };
 
 }  // namespace native

@@ -7,6 +7,7 @@
 #ifndef EMULATOR_NATIVE_CHECKS_H_
 #define EMULATOR_NATIVE_CHECKS_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <new>
 #include <string>
@@ -60,15 +61,17 @@ class Shapes {
     if (!fits) refuse("input ", k, " has shape ", own.text(), ", which does not fit the pattern ", pattern, " and the other inputs");
   }
 
+  // Requires that the first inputs have these patterns.
+  void first_inputs(const std::vector<const char*>& patterns) {
+    for (size_t k = 0; k < patterns.size(); ++k) input(k, patterns[k]);
+  }
+
   // Requires that two inputs have the same shape.
   void equal(int k, int other) {
     const Dims own = dims(k), wanted = dims(other);
-    if (!own.known || !wanted.known) return;
-    bool fits = own.of.size() == wanted.of.size();
-    for (size_t axis = 0; fits && axis < own.of.size(); ++axis) {
-      fits = own.of[axis] < 0 || wanted.of[axis] < 0 || own.of[axis] == wanted.of[axis];
-    }
-    if (!fits) refuse("input ", k, " has shape ", own.text(), ", input ", other, " ", wanted.text(), "; they must be equal");
+    auto fits = [](int64_t size, int64_t other) { return size < 0 || other < 0 || size == other; };
+    if (!own.known || !wanted.known || std::equal(own.of.begin(), own.of.end(), wanted.of.begin(), wanted.of.end(), fits)) return;
+    refuse("input ", k, " has shape ", own.text(), ", input ", other, " ", wanted.text(), "; they must be equal");
   }
 
   // Requires that an input has this number of elements, in any shape.
@@ -177,9 +180,18 @@ constexpr int64_t kMostKernel = 1024;  // A convolution has at most 1024 x 1024 
 
 // Reads an attribute that is a size. `Context` is OpKernelConstruction or InferenceContext.
 template <typename Context>
-absl::Status read_size(Context* context, const char* name, int64_t* size, int64_t most = 1 << 20) {
+absl::Status read_size(Context* context, const char* name, int64_t* size, int64_t most = 1 << 20, int64_t least = 1) {
   TF_RETURN_IF_ERROR(context->GetAttr(name, size));
-  return *size >= 1 && *size <= most ? absl::OkStatus() : InvalidArgument(name, " is ", *size, "; it must be between 1 and ", most);
+  const bool fits = *size >= least && *size <= most;
+  return fits ? absl::OkStatus() : InvalidArgument(name, " is ", *size, "; it must be between ", least, " and ", most);
+}
+
+// Reads attributes. The arguments are names and pointers to values in turn.
+template <typename Context, typename Value, typename... More>
+absl::Status read_all(Context* context, const char* name, Value* value, More... more) {
+  TF_RETURN_IF_ERROR(context->GetAttr(name, value));
+  if constexpr (sizeof...(more) > 0) return read_all(context, more...);
+  return absl::OkStatus();
 }
 
 // A kernel that applies its `Rules` before it begins: `Rules::read` reads the attributes, `Rules::check` checks the shapes. If
@@ -187,6 +199,8 @@ absl::Status read_size(Context* context, const char* name, int64_t* size, int64_
 template <typename Rules>
 class CheckedKernel : public OpKernel {
  public:
+  using Own = Rules;
+
   explicit CheckedKernel(OpKernelConstruction* construction) : OpKernel(construction) {
     OP_REQUIRES_OK(construction, rules_.read(construction));
   }
@@ -217,6 +231,11 @@ absl::Status set_shapes(InferenceContext* context) {
   rules.check(&shapes);
   return shapes.status();
 }
+
+// Registers a kernel and its operation, named like the class. Inputs, attributes and results of the operation follow.
+#define NATIVE_OPERATION(Class)                                                            \
+  REGISTER_KERNEL_BUILDER(Name("Emulator" #Class).Device(tensorflow::DEVICE_CPU), Class); \
+  REGISTER_OP("Emulator" #Class).SetShapeFn(set_shapes<Class::Own>)
 
 // The base class of rules that need no attributes.
 struct NoAttributes {

@@ -1,5 +1,5 @@
-// Operations in one pass over tensors of FP32 or 16 bits: the rounded sum of two tensors, the rounded product of a tensor with
-// a factor for each sample and channel, ReLU, and the shares of small and large numbers.
+// Operations in one pass over tensors of FP32 or 16 bits: sums, gates, ReLU, gradients of these, rounding, widening, and the
+// shares of small and large numbers. A gate multiplies a tensor by a factor for each sample and channel.
 
 #include "emulator/native/results.h"
 #include "emulator/native/storage.h"
@@ -7,136 +7,145 @@
 namespace native {
 namespace {
 
-// Calls `compute(sample, first number, count, result)` for every block, rounds the results and stores them in y.
-template <typename Compute>
-void write_rounded(OpKernelContext* context, const Walk& walk, const Results& results, Tensor* y, Compute compute) {
-  const Writer writer(y);
-  run(context, walk,
-      [&](int64_t sample, int64_t, int64_t first, int64_t pixels) {
-        static thread_local Scratch exact;
-        const int64_t count = pixels * walk.channels, start = sample * walk.sample_size() + first;
-        exact.resize(std::max<size_t>(exact.size(), count));
-        compute(sample, start, count, exact.data());
-        Scratch& scratch = Scratches::own().result;
-        results.round(exact.data(), count, sample, static_cast<uint32_t>(first), writer.begin(start, count, &scratch));
-        writer.end(start, count, scratch);
-      },
-      1);
+constexpr int64_t kPart = 8192;  // number of elements in a work item
+
+enum class Function { kSame, kSum, kProduct, kRelu, kReluGradient };
+
+// Applies a function. NaN stays NaN in a ReLU.
+template <Function function>
+inline float applied(float x, float other) {
+  if constexpr (function == Function::kSum) return x + other;
+  if constexpr (function == Function::kProduct) return x * other;
+  if constexpr (function == Function::kRelu) return x <= 0.0f ? 0.0f : x;
+  if constexpr (function == Function::kReluGradient) return x > 0.0f ? other : 0.0f;
+  return x;
 }
 
-struct SumRules : ResultRounding {
+// The rules of an operation with exact results.
+struct Unrounded : NoAttributes {
+  Results results(OpKernelContext*, int, int64_t samples) const { return {&round_all<Exact>, std::vector<Noise>(samples)}; }
+
+  static constexpr int count = 0;
+};
+
+// The factors of a product belong to samples and channels. The noise is one number, or one number for each sample.
+template <Function function, typename Base>
+struct ElementRules : Base {
   void check(Shapes* shapes) const {
-    shapes->input(0, "nhwc");
-    shapes->input(1, "nhwc");
-    ResultRounding::check(shapes, 2);
-    shapes->output(0, "nhwc");
-  }
-};
-
-class Sum : public CheckedKernel<SumRules> {
- public:
-  using CheckedKernel::CheckedKernel;
-
- protected:
-  void compute(OpKernelContext* context) override {
-    const Tensor& input = context->input(0);
-    const Reader x(input), other(context->input(1));
-    const Walk walk(input);
-    Tensor* y;
-    OP_REQUIRES_OK(context, context->allocate_output(0, input.shape(), &y));
-    write_rounded(context, walk, rules_.results(context, 2, walk.batch), y,
-                  [&](int64_t, int64_t start, int64_t count, float* __restrict to) {
-                    const float* a = x.read(start, count, &Scratches::own().x);
-                    const float* b = other.read(start, count, &Scratches::own().dy);
-                    for (int64_t k = 0; k < count; ++k) to[k] = a[k] + b[k];
-                  });
-  }
-};
-
-struct GateRules : ResultRounding {
-  void check(Shapes* shapes) const {
-    shapes->input(0, "nhwc");
-    shapes->input(1, "n11c");
-    ResultRounding::check(shapes, 2);
-    shapes->output(0, "nhwc");
-  }
-};
-
-class Gate : public CheckedKernel<GateRules> {
- public:
-  using CheckedKernel::CheckedKernel;
-
- protected:
-  void compute(OpKernelContext* context) override {
-    const Tensor& input = context->input(0);
-    const Reader x(input);
-    const float* factors = numbers(context, 1);
-    const Walk walk(input);
-    Tensor* y;
-    OP_REQUIRES_OK(context, context->allocate_output(0, input.shape(), &y));
-    write_rounded(context, walk, rules_.results(context, 2, walk.batch), y,
-                  [&](int64_t sample, int64_t start, int64_t count, float* __restrict to) {
-                    const float* from = x.read(start, count, &Scratches::own().x);
-                    const float* factor = factors + sample * walk.channels;
-                    for (int64_t p = 0; p < count; p += walk.channels) {
-                      for (int64_t c = 0; c < walk.channels; ++c) to[p + c] = from[p + c] * factor[c];
-                    }
-                  });
-  }
-};
-
-struct ReluRules : NoAttributes {
-  void check(Shapes* shapes) const {
-    if (shapes->inputs() > 1) shapes->equal(1, 0);
+    if (kGates) shapes->first_inputs({"nhwc", "n11c"});
+    if (kInputs == 2 && !kGates) shapes->equal(1, 0);
+    if (this->count) shapes->count(kInputs, shapes->has_axes(kInputs) ? shapes->first_axis(0) : 1);
     shapes->output_as(0, 0);
   }
+
+  static constexpr bool kGates = function == Function::kProduct;
+  static constexpr int kInputs = function == Function::kSame || function == Function::kRelu ? 1 : 2;
 };
 
-// The gradient is dy where x is positive, otherwise 0. Without dy, the result is x where x is positive, otherwise 0; NaN
-// stays NaN.
-class Relu : public CheckedKernel<ReluRules> {
+// An operation that computes numbers of y from the numbers of its inputs at the same place, and rounds them. y replaces x if
+// nothing else needs x.
+template <Function function, typename Base>
+class Elementwise : public CheckedKernel<ElementRules<function, Base>> {
+ public:
+  using CheckedKernel<ElementRules<function, Base>>::CheckedKernel;
+
+ protected:
+  void compute(OpKernelContext* context) override {
+    using Rules = ElementRules<function, Base>;
+    const Tensor& input = context->input(0);
+    const bool by_sample = Rules::kGates || (this->rules_.count && context->input(Rules::kInputs).dims() > 0);
+    const int64_t size = input.NumElements(), samples = by_sample && input.dims() > 0 ? input.dim_size(0) : 1;
+    Tensor* output;
+    OP_REQUIRES_OK(context, context->forward_input_or_allocate_output({0}, 0, input.shape(), &output));
+    if (size == 0) return;
+    const int64_t of_sample = size / samples, channels = Rules::kGates ? input.dim_size(3) : 1;
+    const int64_t part = (std::min(kPart, of_sample) + channels - 1) / channels * channels, parts = (of_sample + part - 1) / part;
+    const Results results = this->rules_.results(context, Rules::kInputs, samples);
+    const Reader x(input), other(context->input(Rules::kInputs - 1));
+    const Writer y(output);
+    in_threads(context, samples * parts, part, [&](int64_t begin, int64_t end) {
+      Scratches& scratches = Scratches::own();
+      for (int64_t k = begin; k < end; ++k) {
+        const int64_t sample = k / parts, first = k % parts * part, start = sample * of_sample + first;
+        const int64_t own = std::min(part, of_sample - first), width = Rules::kGates ? channels : own;
+        float* const to = y.begin(start, own, &scratches.result);
+        const float* from = to;
+        if constexpr (function == Function::kSame) {
+          from = x.read(start, own, to);
+        } else {
+          const float* const a = x.read(start, own, &scratches.x);
+          const int64_t place = Rules::kGates ? sample * channels : start;
+          const float* const b = Rules::kInputs == 1 ? a : other.read(place, width, &scratches.dy);
+          for (int64_t p = 0; p < own; p += width) {
+#pragma GCC ivdep
+            for (int64_t c = 0; c < width; ++c) to[p + c] = applied<function>(a[p + c], b[c]);
+          }
+        }
+        results.round(from, own, sample, static_cast<uint32_t>(first), to);
+        y.end(start, own, scratches.result);
+      }
+    });
+  }
+};
+
+using Sum = Elementwise<Function::kSum, ResultRounding>;
+using Gate = Elementwise<Function::kProduct, ResultRounding>;
+using Rounding = Elementwise<Function::kSame, ResultRounding>;
+using Widening = Elementwise<Function::kSame, Unrounded>;
+using Relu = Elementwise<Function::kRelu, Unrounded>;
+using ReluGradient = Elementwise<Function::kReluGradient, Unrounded>;
+
+struct GateGradientRules : NoAttributes {
+  void check(Shapes* shapes) const {
+    shapes->first_inputs({"nhwc", "n11c", "nhwc"});
+    shapes->output(0, "nhwc");
+    shapes->output(1, "n11c");
+  }
+};
+
+// Computes dx = dy * factor, and dfactor, the sum of dy * x for each sample and channel.
+class GateGradient : public CheckedKernel<GateGradientRules> {
  public:
   using CheckedKernel::CheckedKernel;
 
  protected:
   void compute(OpKernelContext* context) override {
-    const Tensor &x = context->input(0), &dy = context->input(context->num_inputs() - 1);
-    const bool is_gradient = context->num_inputs() > 1;
-    Tensor* y;
-    OP_REQUIRES_OK(context, context->allocate_output(0, x.shape(), &y));
-    const Reader above(dy);
-    const Writer writer(y);
-    in_threads(context, x.NumElements(), 1, [&](int64_t begin, int64_t end) {
-      constexpr int64_t kPart = 4096;
-      Scratches& scratches = Scratches::own();
-      const Reader reader(x);
-      for (; begin < end; begin += kPart) {
-        const int64_t count = std::min(kPart, end - begin);
-        const float* from = reader.read(begin, count, &scratches.x);
-        const float* gradient = is_gradient ? above.read(begin, count, &scratches.dy) : from;
-        float* to = writer.begin(begin, count, &scratches.result);
-        if (is_gradient) {
-          for (int64_t k = 0; k < count; ++k) to[k] = from[k] > 0.0f ? gradient[k] : 0.0f;
-        } else {
-          for (int64_t k = 0; k < count; ++k) to[k] = from[k] <= 0.0f ? 0.0f : from[k];
+    const Walk walk(context->input(0));
+    const Reader x(context->input(0)), dy(context->input(2));
+    const float* factor = numbers(context, 1);
+    float *dx, *dfactor;
+    OP_REQUIRES_OK(context, allocate(context, {{context->input(0).shape(), &dx}, {context->input(1).shape(), &dfactor}}));
+    BlockSums sums(walk);
+    auto multiply = [&](const Block& block) {
+      const int64_t channels = walk.channels;
+      const float* from = x.read(block.start, block.size, &Scratches::own().x);
+      const float* above = dy.read(block.start, block.size, &Scratches::own().dy);
+      const float* const own = factor + block.sample * channels;
+      float *to = dx + block.start, *const total = sums.of(block.sample, block.block);
+      std::fill(total, total + channels, 0.0f);
+      for (int64_t p = 0; p < block.pixels; ++p, from += channels, above += channels, to += channels) {
+#pragma GCC ivdep
+        for (int64_t c = 0; c < channels; ++c) {
+          to[c] = above[c] * own[c];
+          total[c] += above[c] * from[c];
         }
-        writer.end(begin, count, scratches.result);
       }
-    });
+    };
+    auto set_sums = [&](int64_t sample) {
+      const std::vector<double> total = sums.total(sample);
+      for (int64_t c = 0; c < walk.channels; ++c) dfactor[sample * walk.channels + c] = static_cast<float>(total[c]);
+    };
+    run(context, walk, 1, {{multiply, set_sums}});
   }
 };
 
 struct ShareRules {
   template <typename Context>
   absl::Status read(Context* context) {
-    TF_RETURN_IF_ERROR(context->GetAttr("small", &small));
-    return context->GetAttr("large", &large);
+    return read_all(context, "small", &small, "large", &large);
   }
 
-  void check(Shapes* shapes) const {
-    shapes->set('s', 2);
-    shapes->output(0, "s");
-  }
+  void check(Shapes* shapes) const { shapes->output(0, "2"); }
 
   float small = 0, large = 0;
 };
@@ -165,39 +174,37 @@ class Shares : public CheckedKernel<ShareRules> {
   }
 };
 
-REGISTER_OP("EmulatorShares")
-    .Input("x: T").Attr("small: float").Attr("large: float").Attr(kStorage)
-    .Output("shares: float")
-    .SetShapeFn(set_shapes<ShareRules>);
-REGISTER_KERNEL_BUILDER(Name("EmulatorShares").Device(tensorflow::DEVICE_CPU), Shares);
-
-REGISTER_OP("EmulatorSum")
+NATIVE_OPERATION(Sum)
     .Input("x: T").Input("other: U").Input("noise: count * uint64")
     .Attr(kRoundings).Attr(kFractionBits).Attr(kLeastExponent).Attr(kLargest).Attr(kBeyond).Attr(kKinds)
     .Attr("count: int >= 0").Attr("salt: int = 0").Attr(kStorage).Attr(kArrivingStorage).Attr(kReturnedStorage)
-    .Output("y: V")
-    .SetShapeFn(set_shapes<SumRules>);
-REGISTER_KERNEL_BUILDER(Name("EmulatorSum").Device(tensorflow::DEVICE_CPU), Sum);
+    .Output("y: V");
 
-REGISTER_OP("EmulatorGate")
+NATIVE_OPERATION(Gate)
     .Input("x: T").Input("factor: float").Input("noise: count * uint64")
     .Attr(kRoundings).Attr(kFractionBits).Attr(kLeastExponent).Attr(kLargest).Attr(kBeyond).Attr(kKinds)
     .Attr("count: int >= 0").Attr("salt: int = 0").Attr(kStorage).Attr(kReturnedStorage)
-    .Output("y: V")
-    .SetShapeFn(set_shapes<GateRules>);
-REGISTER_KERNEL_BUILDER(Name("EmulatorGate").Device(tensorflow::DEVICE_CPU), Gate);
+    .Output("y: V");
 
-REGISTER_OP("EmulatorRelu")
-    .Input("x: T").Attr(kStorage)
-    .Output("y: T")
-    .SetShapeFn(set_shapes<ReluRules>);
-REGISTER_KERNEL_BUILDER(Name("EmulatorRelu").Device(tensorflow::DEVICE_CPU), Relu);
+NATIVE_OPERATION(Rounding)
+    .Input("x: float").Input("noise: count * uint64")
+    .Attr(kRoundings).Attr(kFractionBits).Attr(kLeastExponent).Attr(kLargest).Attr(kBeyond).Attr(kKinds)
+    .Attr("count: int >= 0").Attr("salt: int").Attr(kStorage)
+    .Output("y: T");
 
-REGISTER_OP("EmulatorReluGradient")
-    .Input("x: T").Input("dy: U").Attr(kStorage).Attr(kArrivingStorage)
-    .Output("dx: U")
-    .SetShapeFn(set_shapes<ReluRules>);
-REGISTER_KERNEL_BUILDER(Name("EmulatorReluGradient").Device(tensorflow::DEVICE_CPU), Relu);
+// The attribute `again` only distinguishes operations: TensorFlow would merge two equal ones, and keep the result in memory
+// between them.
+NATIVE_OPERATION(Widening).Input("x: T").Attr(kStorage).Attr("again: bool = false").Output("y: float");
+
+NATIVE_OPERATION(Relu).Input("x: T").Attr(kStorage).Output("y: T");
+
+NATIVE_OPERATION(ReluGradient).Input("x: T").Input("dy: U").Attr(kStorage).Attr(kArrivingStorage).Output("dx: U");
+
+NATIVE_OPERATION(GateGradient)
+    .Input("x: T").Input("factor: float").Input("dy: U").Attr(kStorage).Attr(kArrivingStorage)
+    .Output("dx: float").Output("dfactor: float");
+
+NATIVE_OPERATION(Shares).Input("x: T").Attr("small: float").Attr("large: float").Attr(kStorage).Output("shares: float");
 
 }  // namespace
 }  // namespace native

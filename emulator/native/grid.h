@@ -19,9 +19,9 @@ constexpr uint64_t kGolden = 0x9E3779B97F4A7C15u;
 inline float as_float(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 inline uint32_t as_bits(float x) { return __builtin_bit_cast(uint32_t, x); }
 
-// Kinds of formats. All numbers of a kNarrow format are normal numbers in FP32. kUnsignedZero is the same without a negative
-// zero. kShortened is FP32 with a shorter fraction, such as BF16; its subnormal numbers are subnormal in FP32, too.
-enum class Kind { kNarrow, kUnsignedZero, kShortened };
+// Kinds of formats. All numbers of a kNarrow format are normal numbers in FP32. kShortened is FP32 with a shorter fraction,
+// such as BF16; its subnormal numbers are subnormal in FP32, too.
+enum class Kind { kNarrow, kShortened };
 
 // A number format. The exponents are stored as bits of an FP32 number.
 struct Format {
@@ -30,6 +30,7 @@ struct Format {
   int32_t dropped = 13;                                 // FP32 fraction bits that the format lacks
   float largest = 65504.0f;
   float beyond = 0;  // numbers above `largest` become this number
+  bool has_negative_zero = true;
 };
 
 inline int32_t exponent_of(uint32_t bits, const Format& format) {
@@ -38,11 +39,8 @@ inline int32_t exponent_of(uint32_t bits, const Format& format) {
   return normal > format.beyond_exponent ? format.beyond_exponent : normal;
 }
 
-template <Kind kind>
 inline float finished(float y, const Format& format, uint32_t bits) {
-  const uint32_t size = as_bits(y > format.largest ? format.beyond : y);
-  if constexpr (kind == Kind::kUnsignedZero) return as_float(size == 0 ? 0 : size | (bits & kSign));
-  return as_float(size | (bits & kSign));
+  return as_float(as_bits(y > format.largest ? format.beyond : y) | (bits & kSign));
 }
 
 // Returns `rounded`, or `size` if it is a NaN.
@@ -53,10 +51,10 @@ inline float to_nearest(float x, const Format& format) {
   const uint32_t bits = as_bits(x), size = bits & ~kSign;
   if constexpr (kind == Kind::kShortened) {
     const uint32_t unit = 1u << format.dropped, even = (size >> format.dropped) & 1u;
-    return finished<kind>(shortened(size, (size + unit / 2 - 1 + even) & ~(unit - 1)), format, bits);
+    return finished(shortened(size, (size + unit / 2 - 1 + even) & ~(unit - 1)), format, bits);
   }
   const float shifter = as_float(exponent_of(bits, format) + (format.dropped << kFraction));
-  return finished<kind>((as_float(size) + shifter) - shifter, format, bits);
+  return finished((as_float(size) + shifter) - shifter, format, bits);
 }
 
 // Rounds x up or down at random. `uniform` is a random number in [0, 1).
@@ -66,12 +64,12 @@ inline float at_random(float x, float uniform, const Format& format) {
   if constexpr (kind == Kind::kShortened) {
     const uint32_t unit = 1u << format.dropped, rest = size & (unit - 1);
     const bool up = uniform * static_cast<float>(static_cast<int32_t>(unit)) < static_cast<float>(static_cast<int32_t>(rest));
-    return finished<kind>(shortened(size, (size - rest) + (up ? unit : 0u)), format, bits);
+    return finished(shortened(size, (size - rest) + (up ? unit : 0u)), format, bits);
   }
   const float step = as_float(exponent_of(bits, format) - ((kFraction - format.dropped) << kFraction));
   const float steps = as_float(size) / step;
   const float below = std::floor(steps);
-  return finished<kind>((below + (uniform < steps - below ? 1.0f : 0.0f)) * step, format, bits);
+  return finished((below + (uniform < steps - below ? 1.0f : 0.0f)) * step, format, bits);
 }
 
 // The same as bits(salt, noise) in base/draws.py.
@@ -92,44 +90,34 @@ inline float uniform_of(uint32_t low, uint32_t high, uint32_t place) {
   return static_cast<float>(static_cast<int32_t>((z ^ (z >> 15)) >> 8)) * 0x1p-24f;
 }
 
-// Exact, Nearest and AtRandom round results: not at all, to the nearest number of a format, or at random to one of the two
-// neighbours. They are types, so that loops are compiled for each of them. `salt` distinguishes the roundings of an
-// operation; `place` is the index of the element in its sample.
 constexpr int kSalts = 5;
 
+// The format of results, and a random word of a sample for each rounding of an operation.
 struct Noise {
   Format format;
-  uint64_t words[kSalts] = {};  // a random word of a sample for each salt
+  uint64_t words[kSalts] = {};
 };
 
+// Exact and Grid round results: not at all, or to a number of a format, the nearest or one of the two neighbours at random.
+// They are types, so that loops are compiled for each of them. `salt` distinguishes the roundings of an operation; `place` is
+// the index of the element in its sample.
 struct Exact {
   static constexpr bool kRounds = false;
   explicit Exact(const Noise&) {}
   float operator()(float x, int, uint32_t) const { return x; }
 };
 
-template <Kind kind>
-struct Nearest {
+template <Kind kind, bool random>
+struct Grid {
   static constexpr bool kRounds = true;
-  explicit Nearest(const Noise& noise) : format(noise.format) {}
-  float operator()(float x, int, uint32_t) const { return to_nearest<kind>(x, format); }
-  const Format format;
-};
-
-template <Kind kind>
-struct AtRandom {
-  static constexpr bool kRounds = true;
-  explicit AtRandom(const Noise& noise) : format(noise.format) {
-    for (int salt = 0; salt < kSalts; ++salt) {
-      low[salt] = static_cast<uint32_t>(noise.words[salt]);
-      high[salt] = static_cast<uint32_t>(noise.words[salt] >> 32);
-    }
-  }
+  explicit Grid(const Noise& noise) : noise(noise) {}
   float operator()(float x, int salt, uint32_t place) const {
-    return at_random<kind>(x, uniform_of(low[salt], high[salt], place), format);
+    if constexpr (!random) return to_nearest<kind>(x, noise.format);
+    const uint64_t word = noise.words[salt];
+    const float uniform = uniform_of(static_cast<uint32_t>(word), static_cast<uint32_t>(word >> 32), place);
+    return at_random<kind>(x, uniform, noise.format);
   }
-  const Format format;
-  uint32_t low[kSalts], high[kSalts];
+  const Noise noise;
 };
 
 }  // namespace native

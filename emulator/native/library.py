@@ -38,11 +38,6 @@ FLAGS = (
 )  # fmt: skip
 
 
-def sources() -> list[Path]:
-    """Return the source files and the headers that they include."""
-    return sorted([*FOLDER.glob("*.cc"), *FOLDER.glob("*.h")])
-
-
 def built() -> Path:
     """Return the folder of built libraries. In a checkout it is next to the sources. For an installed copy it is in the
     user's cache, because the installation may belong to another user."""
@@ -59,7 +54,7 @@ def compiler() -> list[str] | None:
 def name() -> str:
     """Return the prefix of a library's file name for these sources, this processor and this TensorFlow."""
     digest = hashlib.sha256(repr((FLAGS, version.installed("tensorflow"), platform.machine(), features())).encode())
-    for source in sources():
+    for source in sorted([*FOLDER.glob("*.cc"), *FOLDER.glob("*.h")]):
         digest.update(source.read_bytes())
     return f"native-{digest.hexdigest()[:16]}"
 

@@ -89,31 +89,42 @@ class Reader {
  public:
   explicit Reader(const tensorflow::Tensor& tensor) : data_(tensor.data()), dtype_(tensor.dtype()) {}
 
-  // Returns `count` numbers, beginning with `start`. If the tensor has 16-bit numbers, `scratch` gets a copy of them.
-  const float* read(int64_t start, int64_t count, Scratch* scratch) const {
+  // Returns `count` numbers, beginning with `start`. If the tensor has 16-bit numbers, this is a copy of them in `room`.
+  const float* read(int64_t start, int64_t count, float* room) const {
     if (dtype_ == tensorflow::DT_FLOAT) return static_cast<const float*>(data_) + start;
-    if (static_cast<int64_t>(scratch->size()) < count) scratch->resize(count);
     with_storage(dtype_, [&](auto* type) {
-      widen(static_cast<const std::remove_pointer_t<decltype(type)>*>(data_) + start, count, scratch->data());
+      widen(static_cast<const std::remove_pointer_t<decltype(type)>*>(data_) + start, count, room);
     });
-    return scratch->data();
+    return room;
   }
 
- private:
-  const void* data_;
-  tensorflow::DataType dtype_;
-};
+  const float* read(int64_t start, int64_t count, Scratch* scratch) const {
+    return read(start, count, place(start, count, scratch));
+  }
 
-// Writes parts of a tensor as FP32 numbers, which the tensor's type must be able to hold.
-class Writer {
- public:
-  explicit Writer(tensorflow::Tensor* tensor) : data_(tensor->data()), dtype_(tensor->dtype()) {}
-
-  // Returns the place for `count` numbers, beginning with `start`. It is in `scratch` if the tensor has 16-bit numbers.
-  float* begin(int64_t start, int64_t count, Scratch* scratch) const {
+ protected:
+  float* place(int64_t start, int64_t count, Scratch* scratch) const {
     if (dtype_ == tensorflow::DT_FLOAT) return static_cast<float*>(data_) + start;
     if (static_cast<int64_t>(scratch->size()) < count) scratch->resize(count);
     return scratch->data();
+  }
+
+  void* data_;
+  tensorflow::DataType dtype_;
+};
+
+// Reads and writes parts of a tensor as FP32 numbers, which the tensor's type must be able to hold.
+class Writer : public Reader {
+ public:
+  explicit Writer(tensorflow::Tensor* tensor) : Reader(*tensor) {}
+
+  // Returns the place for `count` numbers, beginning with `start`. It is in `scratch` if the tensor has 16-bit numbers.
+  float* begin(int64_t start, int64_t count, Scratch* scratch) const { return place(start, count, scratch); }
+
+  // Returns the same place with the numbers that were written before.
+  float* again(int64_t start, int64_t count, Scratch* scratch) const {
+    read(start, count, scratch);
+    return place(start, count, scratch);
   }
 
   // Stores the numbers that were written to the place that `begin` returned.
@@ -123,19 +134,6 @@ class Writer {
       narrow(scratch.data(), count, static_cast<std::remove_pointer_t<decltype(type)>*>(data_) + start);
     });
   }
-
-  // Returns `count` numbers that were written before, beginning with `start`, and their place.
-  float* again(int64_t start, int64_t count, Scratch* scratch) const {
-    if (dtype_ == tensorflow::DT_FLOAT) return begin(start, count, scratch);
-    with_storage(dtype_, [&](auto* type) {
-      widen(static_cast<const std::remove_pointer_t<decltype(type)>*>(data_) + start, count, begin(start, count, scratch));
-    });
-    return scratch->data();
-  }
-
- private:
-  void* data_;
-  tensorflow::DataType dtype_;
 };
 
 // The FP32 copies of a block of x, dy and of the result, on each thread.

@@ -97,7 +97,7 @@ class _State:
 
 def is_one_operation(norm: Node, target: Target) -> bool:
     """Return whether one operation computes a norm and its activation, and rounds all results and gradients inside."""
-    native = target.uses_batch_statistics(norm) and not target.synced and "emulator_batch_norm" in target.native
+    native = target.uses_batch_statistics(norm) and not target.synced and "emulator_norm" in target.native
     return native or isinstance(norm.norm, GroupNorm)
 
 

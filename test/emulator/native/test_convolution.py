@@ -89,7 +89,9 @@ def test_products_match_float64(shape, kernel, stride, groups, filters, types, i
                 kernels.emulator_convolution(x=x, weights=weights, **sizes, **ways),
                 kernels.emulator_convolution_input_gradient(**of_input, **ways),
             ]
-            apart = [kernels.emulator_rounding(x=each, noise=words, salt=1, T=dtype) for each in exact[:2]]
+            apart = [
+                kernels.emulator_rounding(x=each, rounding=rounding, noise=words, salt=1, T=dtype) for each in exact[:2]
+            ]
             for one, other in zip(*session.run((together, apart))):
                 np.testing.assert_array_equal(one, other)
 

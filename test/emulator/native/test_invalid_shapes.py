@@ -24,18 +24,18 @@ import pytest
 from base import plugins
 from emulator.native import library
 
-# Shapes that fit, by input name, in three variants: a letter is a size, a digit is itself.
+# Shapes that fit, by input name, in some variants: a letter is a size, a digit is itself.
 SHAPES = {
     "x": ["nhwc"], "other": ["nhwc"], "dy": ["nHWf"], "shortcut": ["nhwc"], "gate": ["n11c"], "factor": ["n11c"], "noise": ["n111"],
-    "weights": ["kkif", "11cf", "kk1f"], "mean": ["f", "pf", "n11f"], "variance": ["f", "pf"], "inverse_deviation": ["n11f"],
-    "centre": ["o"], "outer": ["o"], "rate": [""], "divisor": [""], "decays": ["v"],
+    "weights": ["kkif", "11cf", "kk1f"], "mean": ["f", "pf", "f", "nf"],
+    "variance": ["f", "pf", "f", "nf"], "shares": ["v"], "rate": [""], "divisor": [""], "decays": ["v"],
 }  # fmt: skip
 USUAL = "f"  # for other names: one number per channel
-OF_LISTS, OPTIONAL = "kkif", ("noise", "shortcut", "gate")  # lists of variables; lists with one input or none
+OF_LISTS, OPTIONAL = "kkif", ("noise", "shortcut", "gate", "moments", "proxy")  # lists of variables; lists that may be empty
 ACTIVATIONS = ["linear", "relu", "relu6", "swish", "sigmoid"]
 NUMBERS = {"epsilon": [1e-3], "momentum": [0.9], "share": [0.1], "largest": [65504.0], "beyond": [0.0], "fraction_bits": [10],
-           "least_exponent": [-14], "salt": [1], "kernel": [1, 3, 3, 5], "stride": [1, 1, 2, 3], "groups": [1, 1, 2],
-           "parts": [1, 1, 2], "rows": [0, 1, 2, 7, 9], "columns": [1, 2, 7, 9, 30]}  # fmt: skip
+           "least_exponent": [-14], "salt": [1], "kernel": [1, 3, 3, 5], "stride": [1, 1, 2, 3], "groups": [0, 1, 1, 2],
+           "parts": [0, 1, 1, 2], "rows": [0, 1, 2, 7, 9], "columns": [1, 2, 7, 9, 30]}  # fmt: skip
 TAKE_ANY = "EmulatorWidening", "EmulatorRelu", "EmulatorShares"  # operations that refuse nothing
 # The left-out checks would make addresses of functions no constants, and then the headers of TensorFlow do not compile.
 SANITIZED = (
@@ -127,11 +127,11 @@ def starve() -> None:
     sizes = {"stride": 1, "noise": [], "V": tf.float32}
     row, half = tf.ones([1, 1, 1, 16]), tf.ones([8, 1, 128, 70_000], tf.half)
     kernel, filters, factors = tf.ones([1024, 1024, 1, 1]), tf.ones([1, 1, 1, 2**23]), tf.ones([70_000])
-    norm = {"noise": [], "shortcut": [], "parts": 1, "activation": "relu", "epsilon": 1e-3}
+    norm = {"noise": [], "shortcut": [], "moments": [], "proxy": [], "parts": 1, "activation": "relu", "epsilon": 1e-3}
     for name, megabytes, call in (
         ("in the kernel", 40, lambda: kernels.emulator_convolution(x=row[..., :1], weights=kernel, groups=1, **sizes)),
         ("in shares", 120, lambda: kernels.emulator_convolution(x=row, weights=filters, groups=16, **sizes)),
-        ("in threads", 170, lambda: kernels.emulator_batch_norm(x=half, gamma=factors, beta=factors, **norm).y),
+        ("in threads", 170, lambda: kernels.emulator_norm(x=half, gamma=factors, beta=factors, **norm).y),
     ):
         message = refused(tf, megabytes, call)
         assert "OOM when allocating memory for the work of" in message, f"{name}: {message}"
@@ -185,8 +185,8 @@ def drawn_shapes(rng: random.Random, definition: Any, wild: set[str], given: dic
     sizes = {"n": parts % 9 * rng.choice((0, 1, 1, 3)), "h": given["rows"] % 31, "w": given["columns"] % 31,
              "c": rng.choice((0, 2, 16, 32, 32, 64, 140)), "k": given["kernel"] % 9, "p": parts % 9, "v": given["count"]}  # fmt: skip
     sizes |= {"f": sizes["c"] if rng.random() < 0.6 else rng.choice((16, 32, 64)), "i": sizes["c"] // groups}
-    sizes |= {"H": -(-sizes["h"] // stride), "W": -(-sizes["w"] // stride), "o": sizes["f"] if given.get("proxy") else 0}
-    variant = rng.randrange(3)
+    sizes |= {"H": -(-sizes["h"] // stride), "W": -(-sizes["w"] // stride)}
+    variant = rng.randrange(12)
 
     def shape(name: str, pattern: str) -> list[int]:
         if name in wild:
@@ -200,7 +200,8 @@ def drawn_shapes(rng: random.Random, definition: Any, wild: set[str], given: dic
         if arg.name not in OPTIONAL:
             return [shape(arg.name, OF_LISTS) for _ in range(given["count"])]
         is_there = given["rounding"] == "random" if arg.name == "noise" and "rounding" in given else rng.random() < 0.3
-        return [shape(arg.name, patterns[0]) for _ in range(rng.randrange(3) if arg.name in wild else is_there)]
+        usual = is_there * (2 if arg.name in ("moments", "proxy") else 1)
+        return [shape(arg.name, patterns[0]) for _ in range(rng.randrange(3) if arg.name in wild else usual)]
 
     return {arg.name: shapes(arg) for arg in definition.input_arg}
 

@@ -154,7 +154,7 @@ def residual_end(end: str, inputs: dict[str, np.ndarray], parts: int) -> tuple[l
         dy = tf.random.stateless_normal(y.shape, [3, 4])
         fetched = [y, *gradients([y], [x, gamma, beta, shortcut], [dy]), *lowering.statistics.values()]
         assert set(lowering.statistics) == {f"{scope}/batch_norm/{name}" for scope in norms for name in MOMENTS}
-        own = [op for op in graph.get_operations() if op.type == "EmulatorBatchNorm"]
+        own = [op for op in graph.get_operations() if op.type == "EmulatorNorm"]
         assert len(own) == len(norms)
         with tf.Session(graph=graph) as session:
             values = session.run(fetched, {tensor: inputs[name] for name, tensor in fed.items()})

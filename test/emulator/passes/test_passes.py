@@ -37,7 +37,7 @@ PRECISIONS = {
 NATIVE = frozenset(
     f"emulator_{name}"
     for name in (
-        "batch_norm", "convolution", "conv_weights_gradient", "depthwise_conv_norm", "depthwise_weights_gradient", "gate",
+        "convolution", "conv_weights_gradient", "depthwise_conv_norm", "depthwise_weights_gradient", "gate", "norm",
         "pointwise_conv_bias", "pointwise_conv_norm", "relu", "sum", "winograd_conv2d",
     )
 )  # fmt: skip
