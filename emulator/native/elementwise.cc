@@ -7,7 +7,7 @@
 namespace native {
 namespace {
 
-constexpr int64_t kPart = 8192;  // number of elements in a work item
+constexpr int64_t kPart = 4096;  // number of elements in a work item; its copies in FP32 stay in the caches
 
 enum class Function { kSame, kSum, kProduct, kRelu, kReluGradient };
 

@@ -35,7 +35,7 @@ inline float exponential(float x) {
   p = fused(p, r, 1.0f / 6);
   p = fused(p, r, 0.5f);
   p = fused(p, r * r, r) + 1.0f;
-  const int32_t exponent = (static_cast<int32_t>(n) + 127) << 23;
+  const uint32_t exponent = static_cast<uint32_t>(static_cast<int32_t>(n) + 127) << 23;  // any number for a NaN
   return p * __builtin_bit_cast(float, exponent);
 }
 

@@ -127,8 +127,10 @@ class Update : public CheckedKernel<UpdateRules<Rule>> {
     for (int64_t k = part.first; k < part.end; ++k) {
       const float w = part.from[0][k];
       float g = part.g[k];
-      if (part.decay != 0) g += w * part.decay;  // adding 0 would change the sign of zeros
-      if (part.divisor != 1) g /= part.divisor;
+      if constexpr (UpdateRules<Rule>::kDecays) {
+        if (part.decay != 0) g += w * part.decay;  // adding 0 would change the sign of zeros
+        if (part.divisor != 1) g /= part.divisor;
+      }
       std::array<float, Rule::kSlots> slots;
       for (int slot = 0; slot < Rule::kSlots; ++slot) slots[slot] = part.from[1 + slot][k];
       part.to[0][k] = rule.moved(w, g, part.rate, slots);
