@@ -91,7 +91,6 @@ def _compile(compiler: list[str], target: Path) -> None:
         tempfile.TemporaryDirectory(dir=target.parent) as folder,
         ThreadPoolExecutor(min(machine.cores(), _AT_ONCE)) as pool,
     ):
-
         # The headers of TensorFlow take most of the time of a file, so they are compiled once.
         headers = f"{folder}/{_HEADERS.name}"
         include = ("-include", headers, f"-I{_ROOT}", f"-I{tensorflow / 'include'}")

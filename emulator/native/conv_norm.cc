@@ -4,7 +4,7 @@
 // * depthwise: x by weights [kernel, kernel, 1, channels], with SAME padding.
 //
 // Batch norm or a bias, and an activation, follow the convolution. Every result sums its products in the order of the
-// weights, and is then normalised as in batch_norm.cc. Neither the number of threads nor other pixels and samples change any
+// weights, and is then normalised as in norm.cc. Neither the number of threads nor other pixels and samples change any
 // bit.
 
 #include <memory>
