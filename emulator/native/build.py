@@ -103,7 +103,8 @@ def _compile(compiler: list[str], target: Path) -> None:
             return made
 
         made = Path(folder) / target.name
-        objects = list(pool.map(compiled, sorted(library.FOLDER.glob("*.cc"))))
+        sources = sorted(library.FOLDER.glob("*.cc"), key=lambda source: -source.stat().st_size)  # the longest first
+        objects = list(pool.map(compiled, sources))
         _run(*compiler, "-shared", *objects, "-o", str(made), f"-L{tensorflow}", "-l:libtensorflow_framework.so.2")
         files.write_atomically(target, library.sealed(made.read_bytes()))
     libraries = sorted(target.parent.glob("native-*.so"), key=lambda file: file.stat().st_mtime)
