@@ -131,7 +131,7 @@ def test_csv_headers_and_rows_are_fixed(unbroken):
     assert all(row["val_size"] == "200" for row in rows(unbroken.folder / "validation.csv"))
     averages = [float(row["loss_avg"]) for row in rows(unbroken.folder / "training.csv")]
     assert averages[0] == float(rows(unbroken.folder / "training.csv")[0]["loss_batch"])
-    assert averages[-1] < 1.2 < averages[0]
+    assert averages[-1] < averages[0] * 2 / 3  # the exact loss depends on the processor
 
 
 def test_arguments_json_records_options(unbroken):
@@ -335,7 +335,7 @@ def test_iterations_are_exact_for_oversized_batch(tmp_path):
     assert variables(result.folder, 10)["global_step"] == 10
     assert [int(row["iteration"]) for row in rows(result.folder / "training.csv")] == [4, 8, 10]
     wide = succeed("train", *SMALL, "--batch-size", 1300, "--iterations", 1, "--dry-run")
-    assert "one update takes 1300 samples: more than the 1250 images of an epoch" in wide.out
+    assert re.search("1300 samples.* 1250 images", wide.out)
 
 
 def test_no_logs_leaves_nothing(tmp_path, monkeypatch):
