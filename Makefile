@@ -1,7 +1,6 @@
 # make train          set up .venv, train on the included images and validate
-# make test           set up .venv and run all fast tests and a sixteenth of the slow tests (6 minutes on two EPYC cores)
-# make test-rotating  run slow tests for 15 minutes; each commit selects other tests
-# make test-slow      run all tests (an hour and a half on two slow cores)
+# make test           set up .venv and run the fast tests, those not marked slow (6 minutes on two EPYC cores)
+# make test-all       run every test (40 minutes on two EPYC cores)
 # make test-speed     compare the speed with plain TensorFlow, and fail if it is 25 % below the usual ratio (30 seconds)
 # make findings       reproduce three findings of a paper in small runs, in logs/findings (36 minutes on two slow cores)
 # make kernels        compile the C++ kernels, if there is a compiler; other targets do this when they first run
@@ -19,7 +18,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; 
 RUN = $(VENV)/bin/python
 WORKERS = -n auto --maxprocesses 4 --dist worksteal --durations 25
 
-.PHONY: train findings test test-rotating test-slow test-speed bench kernels lint setup clean
+.PHONY: train findings test test-all test-speed bench kernels lint setup clean
 
 train: $(VENV)/.kernels
 	$(RUN) train.py --config quickstart
@@ -28,13 +27,10 @@ findings: $(VENV)/.kernels
 	$(RUN) tools/findings.py
 
 test: $(VENV)/.test
+	$(RUN) -m pytest -q -m "not slow" $(WORKERS)
+
+test-all: $(VENV)/.test
 	$(RUN) -m pytest -q $(WORKERS)
-
-test-rotating: $(VENV)/.test
-	$(RUN) -m pytest -q --slow-for 900 $(WORKERS)
-
-test-slow: $(VENV)/.test
-	$(RUN) -m pytest -q --slow $(WORKERS)
 
 test-speed: $(VENV)/.kernels
 	$(RUN) benchmarks/plain.py --check

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import succeed
 
 from base import plugins
 from base.process import commands
@@ -46,7 +45,6 @@ OTHERS = {
     "distributed.md": {"--host", "--tag-output", "--bind-to", "--map-by", "--dport"},
     "schedulers.md": {"--cpus-per-task", "--job-name", "--nodes", "--ntasks-per-node", "--time", "--signal", "--requeue", "--open-mode",
                       "--kill-on-bad-exit", "--resv-ports", "--mpi"},
-    "measured.md": {"--slow"},
     "installing.md": {"--build-arg", "--gpus", "--no-deps", "--rm"},
 }  # fmt: skip
 
@@ -151,60 +149,9 @@ def test_readme_is_short_and_links_everything():
     assert charts == {path.name for path in DOCS.glob("*.svg")}
 
 
-def printed(text: str) -> list[str]:
-    """Return the commands in a page's code."""
-    blocks = re.findall(r"^```\n(.*?)^```$", text, re.M | re.S)
-    return [line for block in blocks for line in re.sub(r"\\\n\s*", "", block).splitlines()]
-
-
-CALL = re.compile(r"(?:^|python |\$ )(train|validation|restore|inference_embedded)\.py (.*)$")
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_commands_in_docs_are_accepted(page):
-    for line in printed(page.read_text()):
-        call = CALL.search(line.split(" # ")[0])
-        if call and call[2] != "..." and page.name != "extending.md":  # its model and data set do not exist yet
-            words = shlex.split(call[2])
-            recorded = {"dataset": "fashion-mnist"} if "--restore-path" in words else None
-            cli.parse(words, call[1], recorded, dict(re.findall(r"(\bDATA_DIR)=(\S+)", line)))
-
-
-CNN = re.compile(r"(?:^|/|\\$ )cnn (.*)$")
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_installed_commands_are_accepted(page):
-    """Commands that take only run options are parsed; the others only have to exist."""
-    lines = [CNN.search(line.split(" # ")[0]) for line in printed(page.read_text())]
-    for name, *words in [shlex.split(call[1]) for call in lines if call]:
-        row = commands.COMMANDS.get(name)
-        assert row or name in ("--version", "--list-configs"), name
-        if row and row.module == row.takes:
-            cli.parse(
-                row.words(words), row.takes, {"dataset": "imagenet"} if "restore" in name or "predict" in name else None, {}
-            )
-    assert any(lines) or page.name != "installing.md"
-    written = re.findall(r"`cnn ([\w-]+)", page.read_text())
-    assert [name for name in written if name not in commands.COMMANDS and name != "COMMAND"] == []
-
-
 def test_script_for_all_versions_names_existing_commands():
     found = re.findall(r"\bcnn ([a-z][a-z-]*)", (ROOT / ".ci/matrix").read_text())
     assert len(found) > 5 and set(found) <= commands.COMMANDS.keys()
-
-
-def test_docs_contain_commands():
-    """Otherwise the previous test would check nothing."""
-    assert sum(bool(CALL.search(line)) for page in PAGES for line in printed(page.read_text())) >= 35
-
-
-def test_drawn_schedule_matches_dry_run():
-    block = next(
-        b for b in re.findall(r"^```\n(.*?)^```$", (DOCS / "layouts.md").read_text(), re.M | re.S) if "--dry-run" in b
-    )
-    command, drawn = re.sub(r"\\\n\s*", "", block).split("\n", 1)
-    assert drawn in succeed("train", *shlex.split(CALL.search(command)[2])).out
 
 
 def test_tour_names_existing_places():

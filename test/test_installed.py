@@ -13,10 +13,7 @@ from pathlib import Path
 import pytest
 
 from base import plugins
-from base.errors import OptionError
 from base.process import commands
-from emulator.native import library
-from harness.commands import hints
 
 ROOT = plugins.ROOT
 NOT_RUN = ("docs", "test", "benchmarks", ".ci")  # only in a checkout
@@ -106,9 +103,6 @@ def called(site: Path, elsewhere: Path, *words: str, entry: str = "cnn", quick: 
         ("", "usage: cnn COMMAND"),
         ("--version", "cnn-harness 0."),
         ("train --help", "usage: cnn train [FOLDER|CONFIGURATION] [options]"),
-        ("predict --help", "usage: cnn predict WEIGHTS PHOTO... [options]"),
-        ("runs --help", "cnn runs logs/resnet --sort accuracy --json"),
-        ("import-weights --help", "    cnn import-weights resnet50.pth --output rn50.npz"),
         ("--list-configs quickst", "quickstart  resnet 14"),
     ],
 )
@@ -132,9 +126,6 @@ def test_installed_plan_ignores_working_directory(entry, site, elsewhere):
     [
         ("trian", "no command 'trian'; did you mean train?"),
         ("train --modle resnet", "cnn train: error: command line: unknown option --modle"),
-        ("restore", "cnn restore: error: --restore-path"),
-        ("predict efficientnet-lite0 --output x.csv", "cnn predict: error: the photos"),
-        ("train", "cnn train --config quickstart"),
         ("poprun", "cnn train [option]..."),
         ("poprun python restore.py", "cnn restore"),
     ],
@@ -176,50 +167,3 @@ def test_every_script_is_command():
     assert [row.module for row in rows if importlib.util.find_spec(row.module) is None] == []
     scripts = {path.stem for path in ROOT.glob("*.py") if "\nif __name__ ==" in path.read_text()}
     assert scripts - {"__main__"} <= {row.module for row in rows}
-
-
-@pytest.fixture
-def as_cnn(monkeypatch):
-    """Make this process look like a call of cnn train."""
-    monkeypatch.setattr(commands, "_call", commands.Call(prog="cnn", command="train", path="/opt/env/bin/cnn"))
-
-
-@pytest.mark.parametrize(("name", "row"), commands.COMMANDS.items(), ids=list(commands.COMMANDS))
-def test_texts_name_commands_as_called(name, row, as_cnn):
-    name = next(first for first, each in commands.COMMANDS.items() if each.module == row.module)
-    expected = "poprun" if name == "poprun" else f"cnn {name}"
-    assert commands.as_invoked(f"see {row.call} --help; or `{row.call}`") == f"see {expected} --help; or `{expected}`"
-
-
-def test_file_names_are_unchanged(as_cnn, monkeypatch):
-    for text in ("my/train.py is a file", "./train.py", "train.py: no such file", "mytrain.py", "train.pyc"):
-        assert commands.as_invoked(text) == text
-    monkeypatch.setattr(commands, "_call", None)
-    assert commands.as_invoked("python train.py --help") == "python train.py --help"
-
-
-def test_hints_use_program_as_called(as_cnn, monkeypatch, tmp_path):
-    assert hints.command("validation", "--restore-path", "a b").endswith("/opt/env/bin/cnn validate --restore-path 'a b'")
-    program = tmp_path / "cnn"
-    program.touch(0o755)
-    monkeypatch.setattr(commands, "_call", commands.Call(prog="cnn", command="train", path=str(program)))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert hints.command("restore") == "cnn restore"
-    monkeypatch.setattr(commands, "_call", commands.Call(prog="python -m cnn_harness", command="train"))
-    assert hints.command("restore").endswith(" -m cnn_harness restore")
-
-
-def test_predict_is_validation_with_options():
-    words = commands.COMMANDS["predict"].words
-    named = ["--restore-path", "w.npz", "--predict", "a.jpg", "b"]
-    assert words(["w.npz", "a.jpg", "b", "--output", "o.csv"]) == [*named, "--output", "o.csv"]
-    assert words(named) == named
-    with pytest.raises(OptionError, match="the photos are missing"):
-        words(["w.npz"])
-
-
-def test_installed_kernels_are_in_user_cache(monkeypatch, tmp_path):
-    assert library.built() == ROOT / "emulator/native/built"
-    monkeypatch.setattr(commands, "in_checkout", lambda: False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert library.built() == tmp_path / "cnn-harness/kernels"

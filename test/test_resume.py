@@ -1,14 +1,15 @@
-"""A stopped and restored run ends with the bits and rows of the unbroken run, for every combination of options."""
+"""A stopped and restored run ends with the bits and rows of the unbroken run, for every choice of several options."""
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 from functools import partial
 
 import pytest
-from commands import Row, assert_same_bits, covering, run, succeed, timeless, variables
+from commands import Row, assert_same_bits, run, succeed, timeless, variables
 
 from base.storage import locks
 from emulator.plan import machine
@@ -43,8 +44,14 @@ AXES = {
     "stop": ("1", "2", "3"),
     "weights": ("--weight-avg-exp 0.5", "--weight-decay 0", "--clip-grad-norm 1", "--ema 0.9"),
 }
-GRID = list(covering(AXES))
 RATES = {"LARS": 0.03, "Adam": 0.0003, "AdamW": 0.001}  # rates that move weights without overflow in FP16; 0.01 for others
+
+
+def grid(rows: int = 12) -> list[Row]:
+    """Return rows in which every value of an axis occurs, in random company."""
+    draw = random.Random(1)
+    columns = [draw.sample([values[k % len(values)] for k in range(rows)], rows) for values in AXES.values()]
+    return [dict(zip(AXES, row)) for row in zip(*columns)]
 
 
 def words(row: Row) -> list[str]:
@@ -58,8 +65,7 @@ def words(row: Row) -> list[str]:
 
 
 @pytest.mark.usefixtures("short_efficientnet")
-@pytest.mark.sampled
-@pytest.mark.parametrize("row", GRID)
+@pytest.mark.parametrize("row", grid(), ids=range(12))
 def test_resume_is_exact(row, tmp_path):
     succeed("train", *words(row), "--logs-path", tmp_path / "whole")
     succeed("train", *words(row), "--logs-path", tmp_path / "parts", "--stop-after", row["stop"])
@@ -148,11 +154,10 @@ def test_same_call_starts_resumes_and_finishes(tmp_path):
         assert "is writing the run in" in run(*call, "--iterations", 15).err
 
 
-@pytest.mark.parametrize("validation", [(), ("--no-validation",)])
-def test_same_call_completes_run_without_checkpoints(validation, tmp_path, monkeypatch):
+def test_same_call_completes_run_without_checkpoints(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     call = ("train", "--dataset", "fashion-mnist", "--model-size", 8, "--batch-size", 50, "--log-freq", 3, "--batches-per-step",
-            3, "--ckpts-per-epoch", 0, *validation, "--logs-path", folder, "--autoresume", "--iterations")  # fmt: skip
+            3, "--ckpts-per-epoch", 0, "--logs-path", folder, "--autoresume", "--iterations")  # fmt: skip
     assert "restarting" not in succeed(*call, 3).out
     before = {file: file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()}
     said = f"The run in {folder} is complete (3 updates, no checkpoint). To train longer, give another --logs-path.\n"

@@ -19,10 +19,9 @@ import tensorflow.compat.v1 as tf
 from commands import assert_same_bits, rows, run, succeed, timeless, variables
 
 from base import plugins
-from harness.checkpoints import find, write
+from harness.checkpoints import find
 from harness.training.checkpointer import Checkpointer
 from harness.training.loop import TrainingLoop
-from log import RunLog
 
 ROOT = plugins.ROOT
 WORDS = (
@@ -60,22 +59,6 @@ def test_non_finite_loss_ends_run_at_once(tmp_path):
     # the same command would end at the same update again
     assert re.search(r"^Resume: .*restore\.py --restore-path \S+ --abs-learning-rate [\d.e+]+$", result.out, re.M)
     assert numbers(tmp_path / "run") == [0]
-
-
-def test_keep_going_warns_once(tmp_path, monkeypatch):
-    """Of a failed initial checkpoint, and of a non-finite loss."""
-    whole = write._write_tensors
-
-    def with_a_full_disk_first(prefix, values):
-        if prefix.name == "ckpt-0":
-            raise OSError(28, "No space left on device")
-        whole(prefix, values)
-
-    monkeypatch.setattr(write, "_write_tensors", with_a_full_disk_first)
-    result = succeed("train", *WORDS, *HOPELESS, *PERIODS, "--keep-going", "--logs-path", tmp_path / "run")
-    assert len(re.findall("warning: the loss of update", result.out)) == 1
-    assert len(re.findall("warning: checkpoint .*ckpt-0 cannot be written: No space left", result.out)) == 1
-    assert numbers(tmp_path / "run") == [3, 6, 9]
 
 
 def test_non_finite_weights_are_not_saved(tmp_path):
@@ -153,7 +136,6 @@ def test_full_disk_costs_newest_checkpoint_only(unbroken, tmp_path):
     assert timeless(unbroken / "training.csv") == timeless(folder / "training.csv")
 
 
-@pytest.mark.slow
 def test_keep_going_survives_full_disk(unbroken, tmp_path):
     folder = tmp_path / "run"
     succeed("train", *WORDS, *PERIODS, "--stop-after", 3, "--logs-path", folder)
@@ -168,28 +150,6 @@ def test_unwritable_log_ends_run_in_one_line(tmp_path):
     result = limited(1500, "train.py", *WORDS, *PERIODS, "--logs-path", tmp_path / "run")
     assert result.returncode == 1 and result.stderr.count("\n") == 1, result.stderr
     assert "File too large" in result.stderr and "Traceback" not in result.stdout
-
-
-def test_log_failure_during_host_step_keeps_count(tmp_path, monkeypatch):
-    """The line of the first update is written while later updates run."""
-    whole = RunLog.file_only
-
-    def full(self, text):
-        if text.startswith("  first update"):
-            raise OSError(28, "No space left on device", "log.txt")
-        whole(self, text)
-
-    monkeypatch.setattr(RunLog, "file_only", full)
-    result = run("train", *WORDS, *LONG, "--logs-path", tmp_path / "run")
-    assert (result.code, result.err) == (1, "train.py: error: No space left on device: log.txt\n")
-    assert numbers(tmp_path / "run") == [0] and "The newest checkpoint is ckpt-0." in result.out
-
-
-@pytest.mark.parametrize("place", ["file/run", "/proc/run"])
-def test_impossible_log_folder_is_named(place, tmp_path):
-    (tmp_path / "file").write_text("")
-    result = run("train", *WORDS, "--iterations", 1, "--logs-path", tmp_path / place)
-    assert result.code == 2 and result.err.count("\n") == 1 and "cannot create a run directory in" in result.err
 
 
 # --- kill -9 ---------------------------------------------------------------------------------------------------
@@ -230,12 +190,11 @@ def whole(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(7200)
-def test_kill_9_loses_nothing(whole, tmp_path, capsys):
-    """A run killed at forty random moments resumes and ends with the unbroken run's bits."""
+@pytest.mark.timeout(1800)
+def test_kill_9_loses_nothing(whole, tmp_path):
+    """A run killed at ten random moments resumes and ends with the unbroken run's bits."""
     chance, counts = random.Random(7), Counter()
-    kills = [moment for moment in MOMENTS for _ in range(8)]
+    kills = [moment for moment in MOMENTS for _ in range(2)]
     chance.shuffle(kills)
     folder = tmp_path / "run0"
     for k, moment in enumerate(kills):
@@ -254,9 +213,7 @@ def test_kill_9_loses_nothing(whole, tmp_path, capsys):
         if k % 4 == 3:
             ended(whole, folder)
             folder = tmp_path / f"run{k}b"
-    with capsys.disabled():
-        print(f"\nkilled: {dict(counts)}")
-    assert sum(counts.values()) >= 35 and all(counts[moment] >= 5 for moment in MOMENTS)
+    assert sum(counts.values()) >= 7 and all(counts[moment] for moment in MOMENTS), counts
 
 
 def numbers_done(folder: Path) -> int:

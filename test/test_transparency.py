@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -30,8 +30,8 @@ from harness.programs.build import training_program
 from harness.run.resolve import prepare
 from harness.run.run import Run
 
-UPDATES = 9
-IMAGES = 100  # 9 updates of 48 samples are more than four epochs
+UPDATES = 5
+IMAGES = 100  # 5 updates of 48 samples are more than two epochs
 RESNET = "--model-size 8 --optimiser momentum --clip-grad-norm 2"  # clips most of the updates
 EFFICIENTNET = (
     "--model efficientnet --depth-coefficient 0.3 --width-coefficient 0.25 --top-width 64 --image-size 16 --group-dim 16 "
@@ -73,28 +73,25 @@ def trained(words: str, folder: str, steps: Sequence[int] = (UPDATES,), begun: l
 
 # The grid: every value of an axis meets every value of every other axis.
 
+STAGES = "--shards 4 --pipeline --pipeline-splits b1/0/relu b2/0/relu b3/0/relu"
 AXES: Mapping[str, Mapping[str, Sequence[str]]] = {
     "resnet": {
-        "stages": (
-            "",
-            "--shards 3",
-            "--shards 2 --pipeline --pipeline-splits auto",
-            "--shards 4 --pipeline --pipeline-splits b1/0/relu b2/0/relu b3/0/relu",
-            "--shards 1 --pipeline --pipeline-splits b2/0/relu b3/0/relu",
-        ),
+        "norm": (GROUP, BATCH, SPAN),
+        "stages": ("", "--shards 3", "--shards 2 --pipeline --pipeline-splits auto", STAGES),
         "schedule": ("Grouped", "Interleaved", "Sequential"),
-        "batch": ("1 12", "3 4", "12 1", "2 6"),
+        "batch": ("1 12", "12 1", "2 6"),
         "recompute": ("", "--enable-recomputation"),
-        "steps": ("9", "1 1 1 1 1 1 1 1 1", "4 5", "2 1 6"),
+        "steps": ("5", "1 1 1 1 1", "2 1 2"),
         "fold": ("1", "2"),
         "threads": ("1", "48"),
     },
     "efficientnet": {
+        "norm": (GROUP, SPAN),
         "stages": ("", "--shards 4 --pipeline --pipeline-splits block3a/SE block4a block6a"),
-        "schedule": ("Grouped", "Interleaved", "Sequential"),
+        "schedule": ("Grouped", "Interleaved"),
         "batch": ("2 6", "6 2"),
         "recompute": ("", "--enable-recomputation"),
-        "steps": ("9", "4 5"),
+        "steps": ("5", "2 3"),
         "fold": ("1", "2"),
         "threads": ("1", "48"),
     },
@@ -112,9 +109,9 @@ def network(family: str, norm: str) -> str:
     return f"{RESNET if family == 'resnet' else EFFICIENTNET} {norm}"
 
 
-def laid_out(family: str, norm: str, row: Row) -> str:
+def laid_out(family: str, row: Row) -> str:
     """Return the options of a row. With a span, the number of replicas is even."""
-    replicas, accumulation = map(int, row["batch"].split())
+    norm, (replicas, accumulation) = row["norm"], map(int, row["batch"].split())
     if norm == SPAN and replicas % 2:
         replicas, accumulation = 2, 6
     return (
@@ -128,39 +125,25 @@ KEPT: dict[tuple[str, str, str], dict[str, np.ndarray]] = {}
 
 
 def plain(family: str, norm: str, fold: str, folder: str) -> dict[str, np.ndarray]:
-    """Return the plain loop: one stage, one replica, one host step."""
+    """Return the plain loop, in which weights move: one stage, one replica, one host step."""
     if (family, norm, fold) not in KEPT:
         size = "--batch-size 8 --gradient-accumulation-count 6" if norm == SPAN else (
             "--batch-size 4 --gradient-accumulation-count 12")  # fmt: skip
         words = f"{network(family, norm.replace('span 2', 'span 1'))} {size} --fold {fold}"
-        KEPT[family, norm, fold] = trained(words, folder)
+        begun: list[dict[str, np.ndarray]] = []
+        KEPT[family, norm, fold] = trained(words, folder, begun=begun)
+        assert moved(begun[0], KEPT[family, norm, fold]) > 0.05
     return KEPT[family, norm, fold]
 
 
-def grid() -> Iterator[Any]:
-    for family, norms in (("resnet", (GROUP, BATCH, SPAN)), ("efficientnet", (GROUP, SPAN))):
-        for norm, (k, row) in itertools.product(norms, enumerate(covering(AXES[family]))):
-            yield pytest.param(family, norm, row, id=f"{family}{norm}-{k}")
-
-
-LAYOUTS = list(grid())
-
-
-@pytest.mark.sampled
-@pytest.mark.parametrize(("family", "norm", "row"), LAYOUTS)
-def test_layouts_change_no_bit(family, norm, row, images):
-    expected = plain(family, norm, row["fold"], images)
-    found = trained(laid_out(family, norm, row), images, tuple(map(int, row["steps"].split())))
+@pytest.mark.parametrize(
+    ("family", "row"),
+    [pytest.param(family, row, id=f"{family}-{k}") for family, axes in AXES.items() for k, row in enumerate(covering(axes))],
+)
+def test_layouts_change_no_bit(family, row, images):
+    expected = plain(family, row["norm"], row["fold"], images)
+    found = trained(laid_out(family, row), images, tuple(map(int, row["steps"].split())))
     assert_same_bits(expected, found)
-
-
-@pytest.mark.parametrize(("family", "norm"), [("resnet", GROUP), ("resnet", SPAN), ("efficientnet", GROUP)])
-def test_weights_really_move(family, norm, images):
-    expected = plain(family, norm, "1", images)
-    start = training_program(prepared(f"{network(family, norm)} --replicas 2", images), 0)
-    before = start.values()
-    start.close()
-    assert moved(before, expected) > 0.05
 
 
 FEW = f"{EFFICIENTNET} {GROUP} --batch-size 4 --gradient-accumulation-count 2 --fold 1"
@@ -180,17 +163,14 @@ def test_span_makes_difference(images):
 FROZEN = f"{RESNET} {BATCH} --variable-filter b2 fc1 --batch-size 4"  # with frozen norms before and after the trained part
 
 
-@pytest.mark.parametrize("precision", ["32.32", "16.16", "8.16", "bf16.32 --native-arithmetic"])
+@pytest.mark.parametrize("precision", ["32.32", "8.16"])
 def test_frozen_norms_stay_and_change_no_bit(precision, images):
     words, begun = f"{FROZEN} --precision {precision}", []
     expected = trained(f"{words} --gradient-accumulation-count 12 --fold 1", images, (3,), begun)
     changed = {name for name, value in begun[0].items() if value.tobytes() != expected[name].tobytes()} - {"global_step"}
     assert changed == {name for name in begun[0] if "b2/" in name or "fc1" in name}
-    for layout in (
-        f"--gradient-accumulation-count 12 {FAULTY['stages']} {FAULTY['recompute']}",
-        f"--gradient-accumulation-count 4 --replicas 3 --shards 2 {FAULTY['recompute']} --fold 1",
-    ):
-        assert_same_bits(expected, trained(f"{words} {layout}", images, (1, 2)))
+    layout = f"--gradient-accumulation-count 4 --replicas 3 {STAGES} {FAULTY['recompute']}"
+    assert_same_bits(expected, trained(f"{words} {layout}", images, (1, 2)))
     span = trained(f"{words} --gradient-accumulation-count 6 --replicas 2 --BN-span 2", images, (3,))
     frozen = [name for name in span if "moving" in name and name not in changed]
     assert frozen and all(span[name].tobytes() == begun[0][name].tobytes() for name in frozen)
@@ -198,8 +178,8 @@ def test_frozen_norms_stay_and_change_no_bit(precision, images):
 
 # Seeded faults: the grid fails with any of them.
 
-FAULTY: Row = {"stages": AXES["resnet"]["stages"][3], "schedule": "Grouped", "batch": "2 6", "steps": "9", "fold": "1",
-               "recompute": "--enable-recomputation", "threads": "48"}  # fmt: skip
+FAULTY: Row = {"stages": STAGES, "schedule": "Grouped", "batch": "2 6", "fold": "1", "recompute": "--enable-recomputation",
+               "threads": "48"}  # fmt: skip
 
 
 def drop_an_accumulation_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +236,7 @@ def draw_again(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_grid_notices_faults(fault, norm, images, monkeypatch):
     expected = plain("resnet", norm, "1", images)
     fault(monkeypatch)
-    found = trained(laid_out("resnet", norm, FAULTY), images)
+    found = trained(laid_out("resnet", {**FAULTY, "norm": norm}), images)
     with pytest.raises(AssertionError, match="differ"):
         assert_same_bits(expected, found)
 
@@ -282,17 +262,11 @@ def in_float64(monkeypatch):
     ("words", "one", "others"),
     [
         (f"{RESNET} {GROUP}", "--batch-size 4 --gradient-accumulation-count 12 --fold 1", [
-            "--batch-size 4 --gradient-accumulation-count 12 --fold 12",
             "--batch-size 24 --gradient-accumulation-count 2 --fold 1",
-            f"--batch-size 2 --replicas 4 --gradient-accumulation-count 6 --fold 2 {FAULTY['stages']}",
+            f"--batch-size 2 --replicas 4 --gradient-accumulation-count 6 --fold 2 {STAGES}",
         ]),
         (f"{RESNET} {BATCH}", "--batch-size 4 --gradient-accumulation-count 12 --fold 1", [
-            "--batch-size 4 --gradient-accumulation-count 12 --fold 6",
             "--batch-size 2 --replicas 4 --BN-span 2 --gradient-accumulation-count 6 --fold 3 --enable-recomputation",
-        ]),
-        (f"{RESNET} {BATCH} --variable-filter kernel fc1", "--batch-size 4 --gradient-accumulation-count 12 --fold 1", [
-            "--batch-size 4 --gradient-accumulation-count 12 --fold 12",
-            f"--batch-size 24 --gradient-accumulation-count 2 {FAULTY['stages']}",
         ]),
         (f"{EFFICIENTNET} {GROUP}", "--batch-size 4 --gradient-accumulation-count 6 --fold 1", [
             "--batch-size 4 --gradient-accumulation-count 6 --fold 6",
@@ -301,11 +275,11 @@ def in_float64(monkeypatch):
 )  # fmt: skip
 def test_folds_and_micro_batches_agree_in_float64(words, one, others, images, in_float64):
     begun: list[dict[str, np.ndarray]] = []
-    expected = trained(f"{words} {one}", images, (4,), begun)
+    expected = trained(f"{words} {one}", images, (3,), begun)
     assert moved(begun[0], expected) > 0.02
     assert {value.dtype for name, value in expected.items() if name.endswith("kernel")} == {np.dtype(np.float64)}
     for other in others:
-        found = trained(f"{words} {other}", images, (4,))
+        found = trained(f"{words} {other}", images, (3,))
         for name, value in expected.items():
             if name != "losses":  # these are FP32
                 assert np.abs(found[name] - value).max() <= 1e-9 * max(1.0, np.abs(value).max()), (other, name)
@@ -322,11 +296,10 @@ def first_gradient(words: str, folder: str) -> dict[str, np.ndarray]:
     return {name: before[name].astype(np.float64) - after[name] for name in before if before[name].dtype == np.float32}
 
 
-@pytest.mark.parametrize(("norm", "fold"), [(GROUP, "2"), (BATCH, "auto")])
-def test_folding_changes_only_last_bits_of_gradients(norm, fold, images):
-    words = f"{RESNET} {norm} --batch-size 4 --gradient-accumulation-count 12"
+def test_folding_changes_only_last_bits_of_gradients(images):
+    words = f"{RESNET} {BATCH} --batch-size 4 --gradient-accumulation-count 12"
     expected = first_gradient(f"{words} --fold 1", images)
-    found = first_gradient(f"{words} --fold {fold}", images)
+    found = first_gradient(f"{words} --fold auto", images)
     for name, gradient in expected.items():
         # some gradients are 0 except for rounding: those of a shift that the next batch norm cancels
         assert np.abs(found[name] - gradient).max() <= 1e-5 * np.linalg.norm(gradient) + 1e-7, name
@@ -372,7 +345,7 @@ def assert_stages_apart(built: TrainingProgram) -> None:
 
 
 def test_stages_use_their_own_devices(images, monkeypatch):
-    words = f"{RESNET} {BATCH} --batch-size 4 --gradient-accumulation-count 8 --fold 1 {FAULTY['stages']}"
+    words = f"{RESNET} {BATCH} --batch-size 4 --gradient-accumulation-count 8 --fold 1 {STAGES}"
     built = training_program(prepared(words, images), 0)
     assert_stages_apart(built)
     record = tf.RunMetadata()
@@ -408,18 +381,15 @@ def test_recomputation_runs_forward_again(images):
 def test_graph_size_is_independent_of_layout(images):
     counts = set()
     for replicas, accumulation in ((1, 8), (16, 4)):
-        words = (
-            f"{RESNET} --batch-size 4 {FAULTY['stages']} --replicas {replicas} --gradient-accumulation-count {accumulation}"
-        )
+        words = f"{RESNET} --batch-size 4 {STAGES} --replicas {replicas} --gradient-accumulation-count {accumulation}"
         built = training_program(prepared(f"{words} --fold 1", images), 0)
         counts.add(len(built.graph.get_operations()))
         built.close()
     assert len(counts) == 1
 
 
-@pytest.mark.parametrize("layout", ["", FAULTY["stages"]])
-def test_stopping_drops_unfinished_update(layout, images):
-    words = f"{RESNET} {GROUP} --batch-size 4 --gradient-accumulation-count 8 --fold 1 {layout}"
+def test_stopping_drops_unfinished_update(images):
+    words = f"{RESNET} {GROUP} --batch-size 4 --gradient-accumulation-count 8 --fold 1 {STAGES}"
     built = training_program(prepared(words, images), 0)
     seen: list[float] = []
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +11,10 @@ import numpy as np
 import photos
 import pytest
 import tensorflow.compat.v1 as tf
-from commands import run
 from splitmix import reference_below
 from streams import assert_equal, joined, opened, records, request, small, take
 
-from base import draws, plugins
+from base import draws
 from base.errors import DataError
 from Datasets import cifar
 from Datasets._spec import OpenRequest
@@ -30,7 +27,6 @@ from tools.datasets import rebuild_fashion_mnist
 
 _TRAIN = 200  # 5 files of 40
 _VALIDATION = 30
-_ROOT = plugins.ROOT
 
 
 @pytest.fixture
@@ -87,7 +83,7 @@ def test_records_once_per_epoch_in_new_order(cifar_dir):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"batch_size": 1}, {"batch_size": 7}, {"batch_size": 450}, {"pipeline_num_parallel": 1}, {"dataset_cache": False}],
+    [{"batch_size": 7, "pipeline_num_parallel": 1}, {"batch_size": 450, "dataset_cache": False}],
     ids=str,
 )
 def test_batch_threads_and_cache_change_no_bit(cifar_dir, changes):
@@ -110,12 +106,6 @@ def test_resumed_stream_and_blocks_are_exact_parts(cifar_dir):
     assert_equal({n: x[:256] for n, x in unbroken.items()}, {n: x.reshape(256, *x.shape[3:]) for n, x in merged.items()})
 
 
-def test_seeds_give_different_streams(cifar_dir):
-    source = opened("cifar-10", cifar_dir)
-    a, b = (take(lambda s=s: source.train(request(seed=s)), 1)[0]["image"] for s in (1, 2))
-    assert not np.array_equal(a, b)
-
-
 def test_validation_has_every_image_once_in_order(cifar_dir):
     source = opened("cifar-10", cifar_dir)
     elements = take(lambda: source.validation(request(batch_size=8)))
@@ -124,20 +114,6 @@ def test_validation_has_every_image_once_in_order(cifar_dir):
     np.testing.assert_allclose(got["image"][:_VALIDATION], [reference_standardised(row) for row in rows], atol=2e-6)
     assert not got["image"][_VALIDATION:].any()
     assert len(take(lambda: source.validation(request(batch_size=15)))) == 2
-
-
-def test_image_size_resizes_last(cifar_dir):
-    source = opened("cifar-10", cifar_dir)
-    small = take(lambda: source.train(request()), 1)[0]["image"]
-    large = take(lambda: source.train(request(image_size=64)), 1)[0]["image"]
-    with tf.Graph().as_default(), tf.Session() as session:
-        expected = session.run(augmentation.resize(tf.constant(small), 64, 64))
-    np.testing.assert_array_equal(large, expected)
-    np.testing.assert_allclose(
-        large[:, 1, 1],
-        0.5625 * small[:, 0, 0] + 0.1875 * (small[:, 0, 1] + small[:, 1, 0]) + 0.0625 * small[:, 1, 1],
-        atol=1e-5,
-    )
 
 
 @pytest.mark.parametrize("changes", [{}, {"image_size": 48}, {"augment": False}], ids=str)
@@ -182,22 +158,12 @@ def test_changed_byte_is_noticed_on_resume(cifar_dir):
         assert changed_data(again, recorded) == ["the same number of images, but different ones or in another order"]
 
 
-def test_unusual_counts_are_noted(cifar_dir):
-    words = ("train", "--dataset", "cifar-10", "--data-dir", cifar_dir, "--model-size", 8, "--dry-run")
-    assert "50,000 and 10,000" in run(*words).out
-    (cifar_dir / "test_batch.bin").unlink()
-    missing = f"{cifar_dir} lacks test_batch.bin"
-    assert missing in run(*words).out and missing not in run(*words, "--no-validation").out
-
-
 @pytest.mark.parametrize(
     ("damage", "named"),
     [
-        (lambda d: (d / "data_batch_3.bin").write_bytes(b""), "data_batch_3.bin has 0 bytes"),
         (lambda d: (d / "data_batch_3.bin").write_bytes(b"x" * 4000), "data_batch_3.bin has 4000 bytes"),
         (lambda d: (d / "test_batch.bin").write_bytes(b"\x0b" * 6146), "test_batch.bin .*record 0 has label 11"),
         (lambda d: (d / "data_batch_1.bin").unlink(), "lacks data_batch_1.bin"),
-        (lambda d: [file.unlink() for file in d.iterdir()], "data_batch_1.bin"),
     ],
 )
 def test_wrong_cifar_files_are_named(cifar_dir, damage, named):
@@ -205,14 +171,6 @@ def test_wrong_cifar_files_are_named(cifar_dir, damage, named):
     with pytest.raises(DataError, match=named) as caught:
         opened("cifar-10", cifar_dir)
     assert str(cifar_dir) in str(caught.value)
-
-
-@pytest.mark.parametrize("folder, environ, part", [(None, {}, "DATA_DIR"), (Path("/no/such"), {}, "/no/such"),
-                                                   (None, {"DATA_DIR": "/nowhere"}, "/nowhere")])  # fmt: skip
-def test_missing_folders_are_named(folder, environ, part):
-    for name in ("cifar-10", "cifar-100", "imagenet"):
-        with pytest.raises(DataError, match=part):
-            opened(name, folder, environ)
 
 
 # --- Fashion-MNIST ---------------------------------------------------------------------------------------------
@@ -252,35 +210,6 @@ def test_expansion_repeats_only_after_damage(tmp_path):
     assert [entry.name for entry in folder.parent.iterdir()] == [folder.name]  # no temporary files are left
 
 
-def test_two_processes_expand_without_tensorflow(tmp_path):
-    script = (
-        "import sys; from Datasets import fashion_mnist, cifar, imagenet; from Datasets._spec import OpenRequest; "
-        "from Datasets.sources.registry import published_spec; "
-        "source = fashion_mnist.DATASETS['fashion-mnist'](OpenRequest(None, {'XDG_CACHE_HOME': sys.argv[1]})); "
-        "print(source.spec.train_images, published_spec('imagenet').train_images, "
-        "'tensorflow' in sys.modules)"
-    )
-    command = [sys.executable, "-c", script, str(tmp_path)]
-    both = [
-        subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)
-    ]
-    for process in both:
-        out, err = process.communicate(timeout=60)
-        assert (process.returncode, out) == (0, "10000 1281167 False\n"), err
-    assert [entry.name for entry in (tmp_path / "cnn-harness").iterdir()] == ["fashion-mnist-v1"]
-
-
-def test_unwritable_cache_falls_back_then_fails(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("not a folder")
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "spare"))
-    (tmp_path / "spare").mkdir()
-    environ = {"XDG_CACHE_HOME": str(tmp_path / "file")}
-    assert opened("fashion-mnist", None, environ).spec.train_images == 10_000
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
-    with pytest.raises(DataError, match="XDG_CACHE_HOME"):
-        opened("fashion-mnist", None, environ)
-
-
 def test_full_set_needs_idx_files(tmp_path, monkeypatch):
     monkeypatch.setattr(idx, "DEBIAN_FOLDER", tmp_path / "debian")
     environ = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
@@ -303,9 +232,7 @@ def test_full_set_needs_idx_files(tmp_path, monkeypatch):
     ("images", "labels", "named"),
     [
         ((40, 28, 28), [1] * 39, "39 labels"),
-        ((0, 28, 28), [], "no images"),
         ((2, 32, 32), [0, 1], "32 x 32"),
-        ((2, 28, 28), [0, 25], "label 25"),
     ],
 )
 def test_foreign_idx_files_are_named(images, labels, named, tmp_path):
@@ -405,10 +332,7 @@ def test_crops_overlap_box_and_png_is_read(tmp_path):
     ("spoil", "named"),
     [
         (lambda top: (top / "train-00001-of-00003").unlink(), "train-00001-of-00003"),
-        (lambda top: (top / "train-00001-of-00003").write_bytes(b""), "train-00001-of-00003"),
         (lambda top: (top / "train-00000-of-00004").write_bytes(b""), "00003, .*00004"),
-        (lambda top: (top / "train-00003-of-00003").write_bytes(b""), "train-00003-of-00003"),
-        (lambda top: [file.unlink() for file in top.iterdir()], "--data-dir"),
     ],
 )
 def test_missing_imagenet_shards_are_named(spoil, named, imagenet_dir, tmp_path):
@@ -427,8 +351,8 @@ def test_missing_imagenet_shards_are_named(spoil, named, imagenet_dir, tmp_path)
 
 
 @pytest.mark.parametrize("spoilt", ["jpeg", "label", "bytes"])
-@pytest.mark.parametrize("where", [3, 5])  # 5 is alone in the last micro-batch of the validation
-def test_unusable_record_stops_stream_and_is_named(tmp_path, spoilt, where, monkeypatch):
+def test_unusable_record_stops_stream_and_is_named(tmp_path, spoilt, monkeypatch):
+    where = 5  # alone in the last micro-batch of the validation
     good = photos.jpegs(6)
     rows = [photos.example(image, 1) for image in good]
     rows[where] = photos.example(good[0][:3000], 1) if spoilt == "jpeg" else photos.example(good[0], 1001)
@@ -451,16 +375,10 @@ def test_unusable_record_stops_stream_and_is_named(tmp_path, spoilt, where, monk
             take(lambda split=split: getattr(source, split)(small(batch_size=5)), 20)
 
 
-def test_set_of_unusable_records_ends_at_once(tmp_path):
-    photos.write_shards(tmp_path, "train", [photos.example(b"no image", 1)] * 3, 1)
-    with pytest.raises(DataError, match="train-00000-of-00001: record 0"):
-        take(lambda: opened("imagenet", tmp_path).train(small()), 1)
-
-
 # --- Generated data --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["cifar-10", "cifar-100", "fashion-mnist", "imagenet"])
+@pytest.mark.parametrize("name", ["cifar-10", "imagenet"])
 def test_generated_data_is_one_sample(name):
     spec = published_spec(name)
     asked = request(batch_size=3, image_size=48 if name == "imagenet" else 128, start=7)

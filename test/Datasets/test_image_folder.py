@@ -6,7 +6,6 @@ import os
 import shutil
 import unicodedata
 from collections import Counter
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,10 +17,9 @@ from commands import run, succeed
 from streams import joined, opened, request, take
 
 from base.errors import DataError
-from Datasets import imagefolder
 from Datasets.formats import class_names, tf_example
 from Datasets.pipeline import decoding, photo_stream
-from Datasets.sources import generated, image_folder, locate, record_sample
+from Datasets.sources import image_folder, locate, record_sample
 from harness.commands import cli
 from harness.run import data
 
@@ -43,32 +41,16 @@ def places(top: Path, names: str) -> Path:
     ("names", "classes", "validation", "note"),
     [
         ("train/a,train/b,valid/a,test/b", "a b", "valid", "test"),
-        ("Training/a,Training/b,Testing/a", "a b", "Testing", "Testing"),
         ("TRAIN/a,TRAIN/b,VAL/a,VAL/b", "a b", "VAL", ""),
-        ("data/Train_Set/a,data/Train_Set/b,data/dev set/a", "a b", "data/dev set", "data"),
-        ("images/trainset/a,images/trainset/b,images/test/x", "a b", "", "class x!"),
         ("seg_train/seg_train/a,seg_train/seg_train/b,seg_test/seg_test/b,pred", "a b", "seg_test/seg_test", "pred"),
         ("test,cat,dog", "cat dog test", "", ""),
         ("validation,train,dog", "dog train validation", "", "train, validation"),
-        ("steam_train,diesel_train", "diesel_train steam_train", "", ""),
         ("train,test1", "", "", "no class folders!"),
-        ("coco/train2017,coco/val2017,coco/test2017", "", "", "no class folders!"),
-        ("train/images,valid/images", "", "", "no class folders!"),
-        ("train/train,test1/test1", "", "", "no class folders!"),
         ("a/images,a/masks,b/images,b/masks", "a b", "", "a/masks/1.png and 1 more may be masks"),
         ("JPEGImages,SegmentationClass", "JPEGImages SegmentationClass", "", "JPEGImages, SegmentationClass"),
-        ("cat,dog,labels", "cat dog labels", "", "labels in"),
-        ("mask,no_mask", "mask no_mask", "", ""),
-        ("with mask,without mask,incorrect mask", "incorrect mask|with mask|without mask", "", ""),
-        ("Hot dog,hot_dog,1 1,11", "1 1|11|Hot dog|hot_dog", "", "'Hot dog' and 'hot_dog'"),
-        ("test/deep/far,cat,dog", "cat dog test", "", ""),
         ("pets/cat,pets/dog,__MACOSX/pets/cat,@eaDir/x,.git/x", "cat dog", "", "pets"),
         ("train/a,train/b,late/a,late/b", "", "", "late!"),
-        ("train/a,train/b,cat", "", "", "cat!"),
         ("one/a,one/b,two/a,two/b", "", "", "--train-dir!"),
-        ("train1/a,train2/a,test/a", "", "", "train1, train2!"),
-        ("test/a,test/b", "", "", "test!"),
-        ("a,b,test/a,test/b", "", "", "test!"),
         ("a/train,a/test,b/train,b/test", "", "", "a has splits!"),
     ],
 )
@@ -101,35 +83,6 @@ def test_validation_list_of_tiny_imagenet_is_read(tmp_path):
     file.unlink()
     with pytest.raises(DataError, match="class images in .* need such folders"):
         image_folder.tree(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "paired"),
-    [
-        ("{}.jpg", "{}.jpg", False), ("one_{}.jpg", "other_{}.jpg", False), ("man{}.jpg", "woman{}.jpg", False),
-        ("{}.jpg", "{}.png", True), ("{}.png", "{}_cut.png", True), ("{1}.jpg", "{1}.jpg", True),
-        ("x (1)/{}.jpg", "x (1)/{}.jpg", False), ("crack_{}.png", "no_crack_{}.png", False), ("s{2}.jpg", "s{2}.jpg", False),
-    ],
-)  # fmt: skip
-def test_folders_whose_files_pair_up_are_named(one, other, paired, tmp_path):
-    """Images and their outlines have the same names; but numbers are the names of files in many classes."""
-    for top, name in (("one", one), ("other", other)):
-        for k in (3, 4, 5, 6):
-            file = tmp_path / top / name.format(k, 7**k, 15 * k)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(PNG)
-    assert any("one" in note and "other" in note for note in image_folder.tree(tmp_path).notes) == paired
-
-
-def test_lists_and_raw_files_are_named(tmp_path):
-    places(tmp_path, "d/train/cat,d/train/dog,d/val/cat")
-    (tmp_path / "d/README.txt").write_text("about")
-    assert not any("warning" in note for note in image_folder.tree(tmp_path).notes)
-    for name in ("labels.csv", "d/train.json", "d/train/cat/1.CR2", "d/val/bee/1.nef"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("{}")
-    said = "\n".join(note for note in image_folder.tree(tmp_path).notes if "warning" in note)
-    assert "labels.csv" in said and "d/train.json" in said and "raw camera files are ignored: 2" in said
 
 
 def test_given_splits_are_used_unchanged(tmp_path):
@@ -186,25 +139,6 @@ def test_folder_is_counted_labelled_and_streamed(tmp_path):
     got = joined(take(lambda: source.train(request(batch_size=13)), 1))
     assert sorted(got["label"].tolist()) == [0] * 4 + [1] * 5 + [2] * 4
     assert joined(take(lambda: source.validation(request(batch_size=4))))["label"].tolist() == [1, 1, 2, 2]
-
-
-def test_labels_sort_numerically_only_if_all_numeric():
-    assert class_names.ordered(["10", "9", "9"]) == ("9", "10")
-    assert class_names.ordered(["10", "9", "b"]) == ("10", "9", "b")
-    assert class_names.ordered(["-1", "10", "-2", "9.5"]) == ("-2", "-1", "9.5", "10")
-    assert class_names.ordered(["1e3", "2"]) == ("1e3", "2")  # 1e3 counts as a name
-
-
-def test_first_folder_with_classes_validates(tmp_path):
-    photos.write_tree(tmp_path / "train")
-    (tmp_path / "val" / "ant").mkdir(parents=True)
-    (tmp_path / "validation").mkdir()
-    (tmp_path / "validation" / "a.png").write_bytes(PNG)
-    assert image_folder.tree(tmp_path).validation is None
-    photos.write_tree(tmp_path / "test", per_class=1, suffix="")
-    tree = image_folder.tree(tmp_path)
-    assert {image.file.parent.parent for image in tree.validation} == {tmp_path / "test"}
-    assert f"{tmp_path}/validation" in tree.notes[1]  # its images are outside class folders
 
 
 def test_unrelated_folders_and_files_are_ignored(tmp_path):
@@ -333,34 +267,6 @@ def test_ambiguous_class_names_are_rejected(text, fault, tmp_path):
         class_names.read(tmp_path)
 
 
-def test_contradictions_of_records_are_warnings(tmp_path):
-    """Class names in records are compared with labels.txt and between the splits, and equal records are found."""
-    images = photos.jpegs(12)
-
-    def write(split: str, names: str, shift: int) -> None:
-        rows = [tf_example.serialised(images[k + shift], k + 1, name) for k, name in enumerate(names.split("|"))]
-        photos.write_shards(tmp_path, split, rows, 2)
-
-    def warned(labels: str) -> str:
-        (tmp_path / "labels.txt").write_text(labels.replace("|", "\n") + "\n")
-        return "\n".join(opened("imagenet", tmp_path).spec.notes)
-
-    write("train", "red fox|owl|crane", 0)
-    write("validation", "Red_fox|owl, Bubo|crane", 3)
-    assert not warned("red fox|owl|crane")
-    assert "label 2 is owl in train records, but crane in labels.txt (and 1 more); the order" in warned("red fox|crane|owl")
-    assert "label 1 is red fox in train records, but cat in labels.txt" in warned("cat|owl|crane")
-    assert not warned("n01|n02|n03")
-    write("validation", "owl|crane|red fox", 3)
-    assert "label 1 is red fox in train records, but owl in validation records (and 2 more)" in warned("n01|n02|n03")
-    write("validation", "red fox|owl|crane", 0)
-    assert "3 of 3 sampled validation records are training records" in warned("red fox|owl|crane")
-    assert "'owl' and 'Owl'" in warned("owl|Owl|crane")
-    write("train", "Cafe\u0301|T-shirt|hot dog", 0)
-    write("validation", "caf\u00e9|t shirt|hotdog", 3)
-    assert not warned("caf\u00e9|T-Shirt|Hot Dog")
-
-
 @pytest.mark.parametrize("skipped", [0, 3])
 def test_labels_from_zero_cannot_be_skipped(tmp_path, skipped, monkeypatch):
     photos.write_shards(tmp_path, "train", [photos.example(PNG, k) for k in (1, 0, 1)], 1)
@@ -389,19 +295,6 @@ def test_shards_are_found_by_split_name(train, validation, tmp_path):
     photos.write_shards(tmp_path, "test", [photos.example(PNG, -1)], 1)
     spec = opened("imagenet", tmp_path).spec
     assert (spec.train_images, spec.validation_images) == (2, 1)
-
-
-def test_generated_photos_may_have_one_class():
-    spec = replace(imagefolder.SPECS["imagefolder"], num_classes=1)
-    assert take(lambda: generated.GeneratedSource(spec).train(request(batch_size=2)), 1)[0]["label"].tolist() == [0, 0]
-
-
-def test_command_line_sets_num_classes():
-    wrong = run("train", "--dataset", "cifar-10", "--generated-data", "--num-classes", 7, "--dry-run")
-    assert wrong.code == 2 and "--num-classes 7" in wrong.err
-    for words in ((), ("--num-classes", 5)):
-        made = succeed("train", "--dataset", "imagefolder", "--generated-data", *words, "--dry-run")
-        assert f", {words[1] if words else 1000} classes" in made.out and "1281167 training" in made.out
 
 
 # --- Unusual images --------------------------------------------------------------------------------------------

@@ -96,14 +96,6 @@ def test_own_constants_apply_to_every_normalisation(changes, folder):
     np.testing.assert_allclose(described["deviation"], 255 * np.array(OWN["image_std"]))
 
 
-@pytest.mark.parametrize("size, parameters", [("B0", 5_288_836), ("B1", 7_794_472)])
-def test_four_channels_enlarge_stem(size, parameters):
-    """With batch norm, as in the original's tests."""
-    out = succeed("train", "--model", "efficientnet", "--model-size", size, "--dataset", "imagenet", "--generated-data",
-                  "--batch-norm", "--dry-run", "--precision", "32.32", "--fused-preprocessing").out  # fmt: skip
-    assert f"({parameters:,} trainable)" in out
-
-
 def test_bytes_and_four_channels_train_and_resume(folder, tmp_path):
     words = (*TRAIN, "--data-dir", folder, "--eight-bit-io", "--fused-preprocessing", "--hostside-norm")
     succeed("train", *words, "--logs-path", tmp_path / "one")
@@ -112,12 +104,6 @@ def test_bytes_and_four_channels_train_and_resume(folder, tmp_path):
     succeed("restore", "--restore-path", tmp_path / "two")
     assert_same_bits(variables(tmp_path / "one", 3), variables(tmp_path / "two", 3))
     succeed("validation", "--restore-path", tmp_path / "one", "--no-logs")
-
-
-def test_bytes_exclude_mixing_on_host(folder):
-    words = ("--eight-bit-io", "--mixup-alpha", 0.2, "--hostside-image-mixing")
-    result = run("train", *TRAIN, "--data-dir", folder, *words)
-    assert result.code == 2 and "--hostside-image-mixing" in result.err and result.err.count("\n") == 1
 
 
 def test_small_image_bytes_lose_nothing(tmp_path):
@@ -147,17 +133,6 @@ def test_single_validation_shard_stays_whole(tmp_path):
     assert spec.train_images == 4 and spec.validation_images > 0
 
 
-def test_impossible_part_is_rejected(folder, tmp_path):
-    tree = photos.write_tree(tmp_path)
-    for words, named in (
-        (("--dataset", "imagefolder", "--data-dir", tree, "--dataset-percentage-to-use", 50), str(tree)),
-        (("--dataset", "imagenet", "--data-dir", folder, "--dataset-percentage-to-use", 24), "25"),
-        (("--dataset", "fashion-mnist", "--dataset-percentage-to-use", 50), "fashion-mnist"),
-    ):
-        result = run("train", *words, "--dry-run")
-        assert result.code == 2 and named in result.err and result.err.count("\n") == 1
-
-
 # --- Bad records -----------------------------------------------------------------------------------------------
 
 
@@ -176,10 +151,7 @@ def strike(folder: Path, shard: str, record: int, kind: str) -> None:
     file.write_bytes(data)
 
 
-KINDS = ("payload", "length", "undecodable", "label", "cut", "empty")
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["payload", "undecodable", "cut"])
 def test_bad_record_is_named(kind, copy):
     """The error has file and record in one line; the exit code is 2 or 1."""
     strike(copy, "train-00001-of-00004", 2, kind)
@@ -187,9 +159,7 @@ def test_bad_record_is_named(kind, copy):
     result = run("train", *TRAIN, "--iterations", 6, "--data-dir", copy, "--no-validation", "--no-logs")
     assert open_sessions() <= before  # garbage collection of open sessions can deadlock
     assert result.code in (1, 2) and result.err.count("\n") == 1, result.err
-    assert "train-00001-of-00004" in result.err
-    if kind != "empty":
-        assert "record 2" in result.err
+    assert "train-00001-of-00004" in result.err and "record 2" in result.err
 
 
 def open_sessions() -> set[int]:
@@ -197,7 +167,7 @@ def open_sessions() -> set[int]:
     return {id(each) for each in gc.get_objects() if isinstance(each, tf.Session) and not each._closed}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["payload", "length", "label", "empty"])
 def test_bad_record_is_skipped(kind, copy, folder, capfd):
     """The next good record replaces it, no other image moves, and a restored stream is the same."""
     strike(copy, "train-00001-of-00004", 2, kind)
@@ -268,23 +238,13 @@ def test_large_index_is_cached_and_renewed(copy, tmp_path_factory, monkeypatch):
 # --- The benchmark ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [(), ("--eight-bit-io",), ("--train-with-valid-preprocessing",)])
-def test_benchmark_shows_time_per_part(words, folder, monkeypatch):
+def test_benchmark_shows_time_per_part(folder, monkeypatch):
     from harness.evaluation import input_benchmark
 
     monkeypatch.setattr(input_benchmark.report, "__defaults__", (print, 0.1))
-    result = succeed("train", *TRAIN, "--data-dir", folder, "--dataset-benchmark", *words)
+    result = succeed("train", *TRAIN, "--data-dir", folder, "--dataset-benchmark")
     named = re.findall(r"^  (\w+) +[\d.]+ ms per image +([\d.]+) %$", result.out, re.M)
     assert [name for name, _ in named] == ["read", "decode", "augment", "batch", "transfer"]
     assert 99 < sum(float(share) for _, share in named) < 101
     assert re.search(r"^mean throughput: [\d.]+ imgs/sec$", result.out, re.M)
     assert " Saving to" not in result.out
-
-
-@pytest.mark.parametrize("script, more", [("train", ()), ("train", ("--generated-data",)), ("train", ("--synthetic-data",))])
-def test_benchmark_takes_other_data(script, more, monkeypatch):
-    from harness.evaluation import input_benchmark
-
-    monkeypatch.setattr(input_benchmark.report, "__defaults__", (print, 0.1))
-    out = succeed(script, "--dataset", "fashion-mnist", "--model-size", 8, "--dataset-benchmark", *more).out
-    assert ("mean throughput: " in out) != ("--synthetic-data" in more)

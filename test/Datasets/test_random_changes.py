@@ -8,7 +8,6 @@ import numpy as np
 import photos
 import pytest
 import tensorflow.compat.v1 as tf
-from commands import run
 from PIL import Image, ImageEnhance, ImageOps
 from small_sets import cifar10
 from splitmix import reference_bits
@@ -65,14 +64,6 @@ def test_other_operations_match_pillow(name, amount, expected, atol):
     np.testing.assert_allclose(
         changed(name, amount), np.asarray(expected(Image.fromarray(sample_image())), float), atol=atol
     )
-
-
-def test_flat_channel_is_unchanged():
-    flat = np.full((SIDE, SIDE, 3), 77, np.float32)
-    with tf.Graph().as_default(), tf.Session() as session:
-        for name in ("autocontrast", "equalize"):
-            found = session.run(auto_augment.OPERATIONS[name].change(tf.constant(flat), tf.constant(0.0)))
-            np.testing.assert_array_equal(found, flat)
 
 
 def warped(image: np.ndarray, matrix: np.ndarray, shift: tuple[float, float]) -> np.ndarray:
@@ -205,15 +196,3 @@ def test_changes_affect_training_draws_alone(name, sources):
 
 
 # --- Options ---------------------------------------------------------------------------------------------------
-
-
-def test_wrong_values_are_one_line():
-    for words in ("--augment cubist", "--augment rand --augment-magnitude 11", "--random-erasing 2", "--colour-jitter -1"):
-        result = run("train", "--dataset", "fashion-mnist", *words.split(), "--dry-run")
-        assert result.code == 2 and result.err.count("\n") == 1
-
-
-@pytest.mark.parametrize("words", ["--generated-data", "--train-with-valid-preprocessing"])
-def test_missing_crops_are_noted(words):
-    out = run("train", "--dataset", "fashion-mnist", words, "--augment", "trivial", "--dry-run").out
-    assert "--augment trivial has no effect without random crops" in out

@@ -91,10 +91,3 @@ def test_full_disk_error_names_file(folder, name: str, write: Callable[[Path], N
     with no_room(), pytest.raises(OSError, match="File too large") as caught:
         write(folder / name)
     assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(folder / name))
-
-
-def test_failed_write_keeps_earlier_weights(folder):
-    weights_file.write(folder / "a.npz", {"a": np.ones(99)}, {})
-    with no_room(), pytest.raises(OSError, match="File too large"):
-        weights_file.write(folder / "a.npz", {"a": np.zeros(99)}, {})
-    assert weights_file.arrays(folder / "a.npz")["a"].all() and os.listdir(folder) == ["a.npz"]

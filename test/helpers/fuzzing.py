@@ -1,7 +1,7 @@
 """Common parts of all fuzzers: the seed of the day, the number of inputs, kinds of damage, and the checked promise.
 
 The promise: a reader returns, or raises its own type of error with one line. The inputs of a day are the same in every run
-and process; FUZZ_SEED=20260131 selects another day. There are many more with --slow.
+and process; FUZZ_SEED=20260131 selects another day.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 SEED = "FUZZ_SEED"
 NUMBERS = (b"-1", b"0", b"1", b"255", b"65536", b"2147483648", b"18446744073709551616", b"1" * 400, b"1e999", b"NaN", b"")
 LENGTHS = (0, 1, 2**7 - 1, 2**7, 2**15 - 1, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**62, 2**63, 2**64 - 1)
@@ -25,11 +23,6 @@ def seed() -> int:
     """Return the seed of the day (UTC) as 20260131, or FUZZ_SEED."""
     asked = os.environ.get(SEED)
     return int(asked) if asked else int(datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%d"))
-
-
-def rounds(short: int, long: int, config: pytest.Config) -> int:
-    """Return the number of inputs: `long` with --slow, else `short`. `config` is that of the fixtures request or pytestconfig."""
-    return long if config.getoption("--slow") else short
 
 
 def damaged(rng: random.Random, data: bytes) -> bytes:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from functools import partial
 
 import pytest
 from figures import checked
 
 from base import plugins
-from base.errors import OptionError
 from tools import findings, study
 from tools.findings import HALVED, RECIPES, TUNED
 from tools.study import Failed, Result
@@ -38,29 +35,6 @@ def test_table_and_chart_are_correct():
     assert findings.table([r for r in RESULTS if r.seed == 1]).count("±") == 0  # one seed has no spread
 
 
-def test_batches_are_compared_with_smallest():
-    cells = [(optimiser, batch) for optimiser in findings.OPTIMISERS for batch in findings.BATCHES]
-    results = [Result(findings._batch(*cell), seed, 70.0 - k + seed) for k, cell in enumerate(cells) for seed in (2, 1)]
-    lines = findings.batch_table(results).splitlines()[2:]
-    assert lines[0] == "| RMSProp, 32 | 71.50 ± 0.50 % (71.00, 72.00) |  |"
-    assert lines[3] == "| LARS, 256 | 68.50 ± 0.50 % (68.00, 69.00) | -1.00 ± 0.00 points (-1.00, -1.00) |"
-    texts = checked(findings.batch_svg(results))
-    assert sum(", global batch " in text for text in texts) == len(cells) == 4
-
-
-def test_changed_options_are_rejected(tmp_path):
-    study.check_unchanged(tmp_path / "x", ["--epochs", "1"])
-    study.check_unchanged(tmp_path / "x", ["--epochs", "1"])
-    with pytest.raises(OptionError, match="'--epochs 1', not ''"):
-        study.check_unchanged(tmp_path / "x", [])
-
-
-def test_missing_average_is_reported(tmp_path):
-    (tmp_path / "validation.csv").write_text("name,val_acc\nckpt-3,50\n")
-    with pytest.raises(Failed, match="has no validation of weight_avg_exp_0.5"):
-        findings._accuracy(tmp_path)
-
-
 def test_finished_runs_are_reused_failures_reported(tmp_path):
     done = tmp_path / "B0-G1-GN-Native_mini-1"
     done.mkdir()
@@ -74,9 +48,3 @@ def test_finished_runs_are_reused_failures_reported(tmp_path):
     broken = partial(findings.train, label, RECIPES[label], 2, tmp_path, ("--epochs", "none"))
     with pytest.raises(Failed, match="train.py: error: command line: --epochs is 'none'"):
         study.run_all([broken], sorted(os.sched_getaffinity(0))[:1])
-
-
-def test_wrong_seeds_are_rejected():
-    call = [sys.executable, str(ROOT / "tools/findings.py"), "--seeds", "0"]
-    done = subprocess.run(call, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 2 and "argument --seeds: 0 " in done.stderr

@@ -397,10 +397,7 @@ ARRAYS = {  # arrays of a .npz, options of the call, and what the error must nam
     "beyond FP16": (lambda: state("resnet18") | {"bn1.bias": np.full(64, 1e5)}, ("--half",), "--half"),
     "negative variance": (lambda: state("resnet18") | {"bn1.running_var": np.full(64, -1)}, (), "all/b0/batch_norm/moving_variance"),
     "pooling": (lambda: state("resnet18"), ("--architecture", "resnetblur18"), "resnetblur18"),
-    "over itself": (lambda: state("resnet18"), ("--output", "a.npz"), "a.npz"),
-    "no .npz": (lambda: state("resnet18"), ("--output", "good"), "--output"),
     "over another": (lambda: state("resnet18"), ("--output", "mine.npz"), "mine.npz"),
-    "means alone": (lambda: state("resnet18"), ("--image-mean", 0, 0, 0), "--image-std"),
 }  # fmt: skip
 FILES = {
     "a.npz": b"no", "a.safetensors": b"\xff" * 9, "b.safetensors": b"", "a.h5": b"no", "a.keras": b"no", "a.txt": b"", "a.whl": b"no",

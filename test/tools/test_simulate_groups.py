@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
-from instances import ROOT
 
 from harness.processes.checkpoint_interval import lost_share
 from tools.simulate_groups import Group, simulated
@@ -25,15 +21,3 @@ def test_shares_add_up_and_auto_is_best(instances):
     quiet = simulated(Group(slow_probability=0, mtbf_hours=1e6, saving=0), instances, 10.0)
     waited = group.all_reduce(instances) / (group.all_reduce(instances) + group.arithmetic)
     assert abs(quiet.shares[1] - waited) < 0.01 and quiet.shares[2] == 0
-
-
-def test_group_without_start_does_no_work():
-    assert simulated(Group(mtbf_hours=0.01, restarting=1000), 1024, None).shares == (0, 0, 0, 1)
-
-
-def test_wrong_call_is_one_line():
-    command = [sys.executable, str(ROOT / "tools/simulate_groups.py"), "--mtbf-hours", "0"]
-    called = subprocess.run(command, capture_output=True, text=True)
-    assert called.returncode == 2 and called.stderr.endswith("--mtbf-hours: 0 must be between 0.01 and 1e+07\n"), (
-        called.stderr
-    )

@@ -13,17 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emulator.cost_model import search, systems, variants
-from emulator.cost_model.constants import BOUNDS, FITTED, NAMES, PRIOR
-from emulator.cost_model.kernels import Kernels, SegmentCosts, _block
+from emulator.cost_model.constants import FITTED
+from emulator.cost_model.kernels import SegmentCosts
 from emulator.cost_model.memory import CODE, CODE_ALWAYS, TEMPORARIES, UNEVEN
 from emulator.cost_model.prediction import Prediction, predict
-from emulator.cost_model.systems import BOW, MK1, MK2, STREAMING, SYSTEMS
+from emulator.cost_model.systems import BOW, MK1, MK2, SYSTEMS
 from emulator.cost_model.throughput import Timing
 from emulator.cost_model.workload import Workload
-from emulator.network.network import Node, Shape
 from emulator.plan import partition
 from harness.planning.plan_options import run_of
-from Models._norms import BatchNorm, GroupNorm
 from tools import fit_planner
 
 MIB = 2**20
@@ -64,84 +62,6 @@ def test_memory_of_small_network_by_hand():
                                 memory.activations, memory.temporaries, memory.images, memory.code))  # fmt: skip
 
 
-def test_memory_of_stages_by_hand():
-    """Two stages: the second has its own state. RMSprop has two FP32 slots, and FP32 masters of the FP16 weights."""
-    words = "--model efficientnet --model-size B0 --dataset imagenet --shards 2 --pipeline --pipeline-splits block4a " \
-            "--micro-batch-size 2 --gradient-accumulation-count 8 --precision 16.32 --optimiser RMSprop " \
-            "--disable-variable-offloading --pipeline-schedule Grouped --enable-recomputation"  # fmt: skip
-    work = run_of(words.split()).workload()
-    first, second = of(work).memories
-    trained = [sum(v.elements for o in work.operations(j) for v in o.variables if v.trainable) for j in (0, 1)]
-    assert second.optimiser_state == int(UNEVEN * (2 * 4 + 4) * trained[1])
-    assert first.gradients == int(UNEVEN * 2 * trained[0])
-    # Grouped: 2 (N - 1 - j) + 1 micro-batches of the first stage wait; recomputation keeps only their inputs
-    assert first.stashed_activations == int(UNEVEN * 3 * 2 * 2 * work.network.operations[0].source.elements)
-    # offloaded slots are off the chip; FP16 weights for the passes are on it
-    offloaded = replace(work, plan=replace(work.plan, options=replace(work.plan.options, disable_variable_offloading=False)))
-    assert of(offloaded).memories[0].optimiser_state == int(UNEVEN * 4 * trained[0]) and of(offloaded).timing.streamed > 0
-
-
-@pytest.mark.parametrize(
-    ("formats", "bytes_of_state", "bytes_of_slots"),
-    [
-        ("--precision 16.16", 2 * 2, 2 * 2),
-        ("--precision 16.16 --slot-format fp32", 2 * 4, 2 * 4),
-        ("--precision 16.16 --offload-fp32-weight-copy", 3 * 4, 3 * 4),
-        ("--precision 16.16 --force-weight-to-fp32 /", 2 * 4 + 4, 2 * 4),
-        ("--precision 16.32", 2 * 4 + 4, 2 * 4),
-        ("--precision 16.32 --slot-format fp16", 2 * 2 + 4, 2 * 2),
-        ("--precision 32.32", 2 * 4, 2 * 4),
-    ],
-)
-def test_state_is_counted_in_its_formats(formats, bytes_of_state, bytes_of_slots):
-    """Two slots per weight, FP32 copies, and weights separate from those of the passes; only slots are offloaded."""
-    words = "--dataset cifar-10 --model resnet --model-size 8 --micro-batch-size 8 --optimiser LAMB --abs-learning-rate 1 " \
-            f"--gradient-accumulation-count 2 {formats}"  # fmt: skip
-    work = run_of(words.split()).workload()
-    trained = sum(v.elements for v in work.network.variables if v.trainable)
-    here = replace(work, plan=replace(work.plan, options=replace(work.plan.options, disable_variable_offloading=True)))
-    assert of(here).memories[0].optimiser_state == int(UNEVEN * bytes_of_state * trained)
-    assert of(work).memories[0].optimiser_state == int(UNEVEN * (bytes_of_state - bytes_of_slots) * trained)
-    assert of(work).timing.streamed == pytest.approx(2 * bytes_of_slots * trained / (STREAMING / 4))
-
-
-def test_cycles_of_convolution_by_hand():
-    """A 1x1 convolution from 64 to 256 channels over 56 x 56 positions of 20 images on all tiles."""
-    network = planned("--config mk2_resnet50_mlperf_pod16_bs20").workload.network
-    conv = next(o for o in network.operations if o.op == "conv" and o.kernel == 1 and o.shape.channels == 256)
-    kernels = Kernels(ipu=MK2, tiles=1472, batch=20, bytes_per_element=2, half_partials=True, two_pass=False)
-    cycles = kernels.forward(conv).cycles(PRIOR)
-    positions, ins, outs = 20 * 56 * 56, conv.source.channels, 256
-    assert math.isclose(cycles.matrix, positions * ins * outs / 1472 / (64 * PRIOR.matrix_share))
-    side = (positions * ins * outs / 1472) ** (1 / 3)
-    block = (side, side, side) if side <= ins else (math.sqrt(positions * outs / 1472), ins, 0)
-    block = block if side <= ins else (block[0], ins, positions * outs / 1472 / block[0])
-    moved = block[0] * (block[1] + block[2]) + block[1] * block[2]
-    assert math.isclose(cycles.exchange, 2 * moved / (4.1 * PRIOR.exchange_share), rel_tol=1e-9)
-    assert cycles.launches == 4 * PRIOR.launch_cycles
-    # both gradients have as many products each
-    assert math.isclose(kernels.backward(conv).cycles(PRIOR).matrix, 2 * cycles.matrix)
-    assert math.isclose(kernels.backward(conv, first=True).cycles(PRIOR).matrix, cycles.matrix)
-    # FP32 partial sums use half of the units
-    assert math.isclose(replace(kernels, half_partials=False).forward(conv).cycles(PRIOR).matrix, 2 * cycles.matrix)
-
-
-def test_group_norm_loads_by_hand():
-    """A load of 8 bytes takes four FP16 values of one group. A block of 16 channels has four channels of each of 4 groups, but
-    one of 32 groups, unless channels of a group are neighbours."""
-    kernels = Kernels(ipu=MK2, tiles=1472, batch=6, bytes_per_element=2, half_partials=True, two_pass=False)
-    shape = Shape(56, 56, 128)
-    norms = [GroupNorm(groups=4), GroupNorm(groups=32), GroupNorm(groups=32, contiguous=True), BatchNorm()]
-    few, many, neighbours, batch = (
-        kernels.forward(
-            Node(op="norm", inputs=(0,), outputs=(1,), segment="", scope="", source=shape, shape=shape, norm=norm)
-        )
-        for norm in norms
-    )
-    assert many.accessed == 4 * few.accessed and neighbours == few
-    assert few.accessed > batch.accessed and few.launches > batch.launches  # gamma and beta take passes of their own
-
-
 # --- an update, apart from its micro-batches
 
 R50 = "--config mk2_resnet50_mlperf_pod16_bs20"
@@ -164,34 +84,6 @@ def test_all_reduce_by_hand():
         assert timing.all_reduce == pytest.approx(near + far + hops + gateways)
 
 
-def test_host_part_of_update_does_not_follow_the_clock():
-    """A faster clock and later software shorten the work of tiles only. A paper's recipe is for SDK 2.0, but Bow for 2.5."""
-    for words, releases in ((R50, 0), (f"{R50} --optimiser LARS", 0), (B4, 5)):
-        mk2, bow = update_of(words), update_of(words, "BOW-POD16")
-        ratio = BOW.clock / MK2.clock / FITTED.release_time**releases
-        tiles = mk2.update - FITTED.update_seconds
-        assert tiles > 0 and bow.update - FITTED.update_seconds == pytest.approx(tiles / ratio)
-        assert mk2.all_reduce == bow.all_reduce
-
-
-def test_trust_ratios_need_norms_of_each_kernel():
-    """LARS and LAMB launch 20 operations more for each variable that is not in their list of skipped variables."""
-    launch = FITTED.launch_cycles / MK2.clock * FITTED.release_time**5  # the recipe is for SDK 2.5
-    momentum, lars = update_of(R50), update_of(f"{R50} --optimiser LARS")
-    assert lars.update - momentum.update == pytest.approx(54 * 20 * launch)  # 53 convolutions and a dense layer
-    fewer = update_of(f"{R50} --optimiser LARS --lars-skip-list conv beta gamma bias")
-    assert fewer.update - momentum.update == pytest.approx(20 * launch)
-    adam, lamb = (update_of(f"{R50} --abs-learning-rate 1 --optimiser {name}") for name in ("Adam", "LAMB"))
-    assert lamb.update - adam.update == pytest.approx(54 * 20 * launch)
-
-
-def test_each_ipu_streams_the_state_of_its_stage():
-    """The last stage of B5 has most of the weights, so its state takes longest."""
-    work = planned("--config B5-G1-GN-Native_16IPU_4x4").workload
-    assert work.offloads and max(work.slot_bytes) > sum(work.slot_bytes) / 2
-    assert of(work).timing.streamed == pytest.approx(2 * max(work.slot_bytes) / (STREAMING / 4))
-
-
 def test_release_of_sdk_sets_the_rate():
     """A recipe is predicted for the release of its values, the paper's for 2.0. No rate was published for 3.0."""
     rates = [update_of(f"{R50} --release {each}").images_per_second for each in ("2.1", "2.3", "2.5")]
@@ -203,26 +95,6 @@ def test_release_of_sdk_sets_the_rate():
     ):  # fmt: skip
         assert update_of(f"--config {words}", "POD64").sdk == sdk
         assert update_of(f"--config {words}", "BOW-POD64").sdk == 2.5  # Bow needs this release
-
-
-def test_scaling_keeps_or_grows_the_batch():
-    work = planned("--config mk2_resnet50_mlperf_pod128_lars").workload
-    for system in (SYSTEMS[name] for name in ("POD4", "POD64", "POD256")):
-        fixed, grown = variants.scaled(work, system), variants.grown(work, system)
-        assert fixed.plan.ipus == grown.plan.ipus == system.ipus
-        assert fixed.plan.global_batch == 5120 and fixed.plan.accumulation == 256 // system.ipus
-        assert grown.plan.global_batch == 40 * system.ipus and grown.plan.accumulation == 2
-    assert variants.grown(planned(B4).workload, SYSTEMS["POD4"]).plan.options.replicas == 1
-    assert variants.grown(work, replace(SYSTEMS["POD4"], ipus=1)) is None  # --BN-span needs two replicas
-
-
-@given(st.integers(1, 10**6), st.integers(1, 4096), st.integers(1, 4096), st.integers(1, 1472))
-def test_blocks_share_work(positions, ins, outs, tiles):
-    block = _block((positions, ins, outs), tiles)
-    assert all(length >= 1 for length in block)
-    if positions * ins * outs >= tiles:
-        assert all(length <= side * (1 + 1e-9) or length == 1 for length, side in zip(block, (positions, ins, outs)))
-        assert math.prod(block) >= positions * ins * outs / tiles * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("schedule", ["Grouped", "Interleaved"])
@@ -289,10 +161,6 @@ def test_device_options_change_prediction(option):
 
 
 # --- published numbers
-
-
-def test_constants_are_within_bounds():
-    assert all(low < getattr(FITTED, name) < high for name, (low, high) in ((n, BOUNDS[n]) for n in NAMES))
 
 
 def test_published_rates_are_met():

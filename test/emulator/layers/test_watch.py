@@ -22,9 +22,7 @@ BASE = (
 NETS = {
     "batch": "--model resnet --batch-norm",
     "group": "--model resnet --group-norm",
-    "proxy": "--model efficientnet --model-size cifar --depth-coefficient 0.5 --groups 1 --proxy-norm",
 }
-slow = pytest.mark.slow
 
 
 def prepared(words: str):
@@ -43,8 +41,6 @@ def planted(program, name: str, value: float) -> None:
     [
         ("batch", "16.16", 6e4, "overflow or division by zero"),
         ("group", "16.32", 6e4, "overflow or division by zero"),
-        ("batch", "32.32", 3e38, "overflow or division by zero"),
-        pytest.param("proxy", "16.16", 6e4, "overflow or division by zero", marks=slow),
         ("batch", "32.32", np.nan, "invalid operation (NaN)"),
     ],
 )
@@ -75,12 +71,12 @@ def test_saturation_is_reported(tmp_path):
     assert unsaturated.code == 1 and "invalid operation (NaN) in" in unsaturated.err and ", in update 1" in unsaturated.err
 
 
-@pytest.mark.parametrize(
-    "words", ["--gradient-accumulation-count 4 --fold 1", pytest.param("--precision 32.32", marks=slow)]
-)
-def test_watching_changes_no_bit(words, tmp_path):
+def test_watching_changes_no_bit(tmp_path):
     for name, extra in (("plain", ""), ("watched", "--fp-exceptions")):
-        succeed("train", *f"{BASE} {words} {extra} --iterations 2 --logs-path {tmp_path / name}".split())
+        succeed(
+            "train",
+            *f"{BASE} --gradient-accumulation-count 4 --fold 1 {extra} --iterations 2 --logs-path {tmp_path / name}".split(),
+        )
     assert_same_bits(variables(tmp_path / "plain", 2), variables(tmp_path / "watched", 2))
 
 

@@ -73,7 +73,6 @@ def assert_near(found: list[np.ndarray], expected: list[np.ndarray], tolerance: 
 
 
 @needs_kernels
-@pytest.mark.sampled
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_group_norm_matches_float64(shape, activation):

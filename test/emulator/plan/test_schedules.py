@@ -6,9 +6,7 @@ import itertools
 from itertools import accumulate
 
 import pytest
-from gpipe import all_forwards_first
 
-from emulator.plan import schedules
 from emulator.plan.schedules import (
     SCHEDULES,
     Action,
@@ -24,13 +22,12 @@ from emulator.plan.schedules import (
     peak_in_flight,
     phases,
     render,
-    scheduled_idle_fraction,
     sequential,
     validate,
     waits,
 )
 
-GRID = [*itertools.product(range(1, 7), range(1, 13)), (2, 38), (4, 38), (8, 5), (7, 33), (16, 31), (5, 128)]  # N, A
+GRID = [*itertools.product(range(1, 5), range(1, 7)), (4, 38), (8, 5), (16, 31)]  # N, A
 EVERY = [(name, stages, count) for name in SCHEDULES for stages, count in GRID]
 LIVE = {
     "Grouped": lambda N, A, j: min(2 * (N - 1 - j) + 1, A),
@@ -132,13 +129,6 @@ def test_drawing_in_docstring_is_true(name):
     assert count >= 2 and len(drawn[0]) >= 2
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_rendered_timeline_is_read_back(name):
-    for stages, count in ((1, 1), (2, 3), (3, 4), (5, 2), (4, 11)):
-        timeline = build(name, stages, count)
-        assert table(render(timeline, max_clocks=len(timeline))) == timeline
-
-
 # --- properties
 
 
@@ -156,12 +146,6 @@ def test_every_size_is_valid(name, stages, count):
             assert [action.micro_batch for action in order(timeline, j) if action.kind == kind] == list(range(count))
 
 
-@pytest.mark.parametrize(("stages", "count"), GRID)
-def test_interleaved_and_sequential_never_overlap(stages, count):
-    assert max(len(found) for row in one_forward_one_backward(stages, count) for found in row) == 1
-    assert [sum(map(len, row)) for row in sequential(stages, count)] == [1] * (2 * stages * count)
-
-
 @pytest.mark.parametrize(("name", "stages", "count"), EVERY)
 def test_waits_define_complete_order(name, stages, count):
     timeline = build(name, stages, count)
@@ -171,38 +155,6 @@ def test_waits_define_complete_order(name, stages, count):
         place = {action: at for at, action in enumerate(order(timeline, j))}
         for i in range(count):  # exactly as many of the other kind are before it
             assert place[Action(j, "F", i)] == i + forward[i] and place[Action(j, "B", i)] == i + backward[i]
-
-
-def test_unordered_micro_batches_are_rejected(monkeypatch):
-    monkeypatch.setattr(schedules, "SCHEDULES", {"odd": lambda n, a: table("stage 0 0F0 0F1 0B1 0F2 0B0 0F3 0B2 0B3")})
-    with pytest.raises(ScheduleError, match="stage 0 does 0B1 before 0B0: the micro-batches must come in order"):
-        max_in_flight("odd", 1, 4)
-
-
-@pytest.mark.parametrize("count", [1, 9, 200])
-def test_growing_window_is_detected(count, monkeypatch):
-    monkeypatch.setattr(schedules, "SCHEDULES", {"all forwards first": all_forwards_first})
-    assert max_in_flight("all forwards first", 2, count) == (count, count)
-
-
-@pytest.mark.parametrize(("name", "stages", "count"), EVERY)
-def test_idle_share_needs_no_long_timeline(name, stages, count):
-    assert scheduled_idle_fraction(name, stages, count) == pytest.approx(IDLE[name](stages, count), abs=1e-12)
-    assert scheduled_idle_fraction(name, stages, 10**9) == pytest.approx(IDLE[name](stages, 10**9), abs=1e-9)
-
-
-@pytest.mark.parametrize(("name", "stages", "count"), EVERY)
-def test_phases_follow_each_other(name, stages, count):
-    timeline = build(name, stages, count)
-    up, main, down = phases(timeline)
-    assert [*up, *main, *down] == list(range(len(timeline)))
-    per_cell = 2 if name == "Grouped" else 1
-    if name != "Sequential":
-        assert all(len(found) == per_cell for k in main for found in timeline[k])
-    lengths = {"Grouped": count - 2 * (stages - 1), "Interleaved": 2 * (count - stages)}
-    assert len(main) == max(lengths.get(name, 2 * stages * (count - 1) + 2 - 2 * stages), 0)
-    assert not any(action.kind == "B" for k in up for action in timeline[k][0])
-    assert not any(action.kind == "F" for k in down for action in timeline[k][0])
 
 
 def test_large_pipeline_is_instant():

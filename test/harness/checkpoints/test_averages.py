@@ -13,7 +13,6 @@ from commands import assert_same_bits, rows, run, succeed, variables
 from base.storage import locks
 from harness.checkpoints import averages, find, read, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
-from harness.options.sections import TrainingOptions
 
 KINDS = (np.float16, np.float32, np.float64, np.int32, np.int64)
 BASE = (
@@ -74,13 +73,6 @@ def test_exponential_average_starts_with_first_checkpoint(tmp_path, decay):
         assert found[name].dtype == like.dtype
 
 
-def test_each_decay_has_its_own_file():
-    options = TrainingOptions(weight_avg_exp=(0.97, 0.9999999, 0.99999991), weight_avg_N=(1, 2.5))
-    assert [name for name, _ in averages.requested_averages(options)] == [
-        "weight_avg_N_1", "weight_avg_N_2.5", "weight_avg_exp_0.97", "weight_avg_exp_0.9999999", "weight_avg_exp_0.99999991"
-    ]  # fmt: skip
-
-
 def test_only_numbered_checkpoints_in_folder_count(tmp_path):
     values = written(tmp_path, (3, 4))
     written(tmp_path, (0,))  # the initial weights
@@ -94,22 +86,6 @@ def test_only_numbered_checkpoints_in_folder_count(tmp_path):
     )
     assert_same_bits(tensors(tmp_path / "a"), expected_mean(values))
     assert len(averages.candidates(tmp_path)) == 3
-
-
-def test_prefix_before_ckpt_is_allowed(tmp_path):
-    values = written(tmp_path, (2, 11), stem="resnet_ckpt")
-    assert_same_bits(averaged(tmp_path, "--mode mean"), expected_mean(values))
-
-
-def test_average_never_counts_as_checkpoint(tmp_path):
-    (value,) = written(tmp_path, (7,))
-    for filename in ("mean-5", "mean-5.index"):
-        succeed("weight_avg", "--restore-path", tmp_path, "--mode", "mean", "--filename", tmp_path / filename)
-        assert find.select(tmp_path / filename) == [Checkpoint(str(tmp_path / "mean-5"), -1)]
-        assert_same_bits(tensors(tmp_path / "mean-5"), value)
-    assert not (tmp_path / "mean-5.index.index").exists()
-    with pytest.raises(CheckpointError, match="no such folder"):
-        find.select(tmp_path / ".meta")
 
 
 def test_refuse_average_into_active_run(tmp_path):
@@ -153,16 +129,8 @@ def test_only_earlier_average_is_replaced(tmp_path):
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        ("--mode mean", "--filename"),
         ("--mode median --filename x", "--mode"),
-        ("--mode mean --filename .", "--filename ."),
-        ("--mode mean --filename=", "--filename"),
-        ("--mode mean --filename nowhere/", "nowhere/"),
-        ("--mode mean --filename .index", ".index"),
-        ("--mode mean --filename /tmp", "/tmp"),
         ("--mode mean --filename ckpt-3.index", "ckpt-3"),
-        ("--mode mean --filename mean_ckpt-9", "mean_ckpt-9"),
-        ("--mode mean --filename x -N 0", "0"),
         ("--mode exponential --filename x --decay 1.5", "1.5"),
         ("--mode mean --filename x --discard-last 2", "--discard-last 2"),
         ("--mode mean --filename x --restore-path no", "no"),
@@ -174,17 +142,6 @@ def test_wrong_input_is_one_line(tmp_path, words, named):
     result = run("weight_avg", "--restore-path", tmp_path, *words.split())
     assert result.code == 2 and named in result.err and result.err.count("\n") == 1
     assert sorted(tmp_path.iterdir()) == before
-
-
-def test_folder_without_checkpoints_is_rejected(tmp_path):
-    words = ("weight_avg", "--restore-path", tmp_path, "--mode", "mean", "--filename", tmp_path / "x")
-    assert run(*words).code == 2
-    written(tmp_path, (0,))
-    assert run(*words).code == 2  # only the initial weights are there
-    written(tmp_path, (1,))
-    write.write_checkpoint(tmp_path / "ckpt-2", {**draw(2), "v/float32": np.zeros(7, np.float32)})
-    differing = run(*words)
-    assert differing.code == 2 and "v/float32" in differing.err and not (tmp_path / "x.index").exists()
 
 
 def test_unusable_values_are_left_out(tmp_path):
@@ -241,18 +198,6 @@ def test_run_averages_and_validates_its_checkpoints(tmp_path):
     )
 
 
-def test_average_covers_end_of_its_run(tmp_path):
-    written(tmp_path, (2, 4))
-    (tmp_path / "ckpt").mkdir()
-    average = tmp_path / "ckpt" / "weight_avg_N_1"
-    write.write_checkpoint(average, draw(1), identity={"iteration": 2})
-    assert averages.is_up_to_date(tmp_path, average.name, 2) and not averages.is_up_to_date(tmp_path, average.name, 4)
-    average.with_suffix(".index").unlink()
-    assert not averages.is_up_to_date(tmp_path, average.name, 2)
-    write.write_checkpoint(average, draw(9))  # like weight_avg.py's average of any checkpoints
-    assert not averages.is_up_to_date(tmp_path, average.name, 2)
-
-
 @pytest.mark.parametrize(
     ("there", "newest", "count", "left"),
     [
@@ -269,13 +214,6 @@ def test_unscheduled_checkpoints_are_deleted_first(there, newest, count, left, t
     written(tmp_path, (*there, newest))
     write.prune(tmp_path, Checkpoint.at(tmp_path, newest), count, lambda updates: updates > 0 and updates % 16 == 0)
     assert [each.updates for each in find.numbered(tmp_path)] == left
-
-
-def test_last_epochs_are_counted_in_tenths(tmp_path):
-    """8 updates of 100 of 10,000 images: updates 6 and 8 (epochs 0.06 and 0.08) both round to epoch 0.1."""
-    folder = trained(tmp_path, "--ckpts-per-epoch 50 --log-freq 2 --batches-per-step 2 --weight-avg-N 0 --no-validation")
-    used = [variables(folder, n) for n in (6, 8)]
-    assert_same_bits(tensors(folder / "ckpt" / "weight_avg_N_0"), expected_mean(used))
 
 
 def test_validation_and_finetuning_use_moving_average(tmp_path):

@@ -46,7 +46,7 @@ def cut(file: Path, place: float) -> None:
 
 
 DAMAGES = {
-    **{f"{name} flipped at {place:g}": (name, flipped, place) for name in NAMES for place in (0, 0.5)},
+    **{f"{name} flipped at {place:g}": (name, flipped, place) for name in NAMES for place in (0.5,)},
     **{f"{name} cut at {place:g}": (name, cut, place) for name in NAMES for place in (0, 0.5)},
     **{f"{name} gone": (name, lambda file, _: file.unlink(), 0) for name in NAMES[1:]},
 }
@@ -73,18 +73,6 @@ def test_resume_from_newest_intact_is_exact(whole, folder):
     for file in ("training.csv", "validation.csv"):
         assert timeless(whole / file) == timeless(folder / file)
     assert read.find_latest(folder)[0].updates == 6  # they were written again
-
-
-def test_newest_intact_checkpoint_decides_options(folder):
-    """Without manifest and state only the tensors identify a checkpoint: ckpt-8 is a copy here, ckpt-6 is cut."""
-    copied(folder, 2, 8, *NAMES[:2])
-    for file in ("manifest.json", "state.json"):
-        (folder / f"ckpt-6.{file}").unlink()
-    cut(folder / "ckpt-6.data-00000-of-00001", 0.5)
-    out = succeed("restore", "--restore-path", folder, "--dry-run", "--stop-after", 5, "--iterations", 7).out
-    assert "Done: 4 of 7 updates" in out and all(f"checkpoint ckpt-{n} is damaged and skipped" in out for n in (6, 8))
-    refused = run("restore", "--restore-path", folder, "--dry-run", "--stop-after", 4)
-    assert refused.code == 2 and "the run has finished 4 updates already" in refused.err
 
 
 def test_no_intact_checkpoint_is_one_line(folder):
@@ -157,14 +145,7 @@ def test_renamed_checkpoint_keeps_its_manifest(name, folder, tmp_path):
         read.tensors(found)
 
 
-def test_files_with_similar_names_survive_deletion(folder):
-    (folder / "ckpt-2.old").mkdir()
-    (folder / "ckpt-2.tar").write_text("a backup")
-    write.prune(folder, Checkpoint.at(folder, 6), 1, lambda iteration: True)
-    assert sorted(path.name for path in folder.glob("ckpt-[024].*")) == ["ckpt-2.old", "ckpt-2.tar"]
-
-
-def test_any_damage_gives_right_weights_or_error(whole, tmp_path, pytestconfig):
+def test_any_damage_gives_right_weights_or_error(whole, tmp_path):
     """Any checkpoint that is accepted has the weights of its update."""
     wanted = {n: write.fingerprint(variables(whole, n)) for n in (0, 2, 4, 6)}
 
@@ -178,7 +159,7 @@ def test_any_damage_gives_right_weights_or_error(whole, tmp_path, pytestconfig):
         assert write.fingerprint(values) == wanted[chosen.updates]
         assert all("\n" not in warning for warning in warnings)
 
-    fuzzing.hold("run folder", fuzzing.rounds(25, 1500, pytestconfig), make, restore, CheckpointError)
+    fuzzing.hold("run folder", 60, make, restore, CheckpointError)
 
 
 def spoil(chance: random.Random, folder: Path) -> None:

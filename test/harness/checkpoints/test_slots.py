@@ -65,13 +65,6 @@ def test_loss_scale_changes_no_weight(stopped, whole, tmp_path):
     assert_same_bits(exact[0], in_small_scale(exact[1]))
 
 
-def test_initial_slots_follow_loss_scale(stopped, tmp_path):
-    for k, scale in enumerate((128, 128 / SMALL)):
-        words = [*MOMENTUM, "--iterations", 2, "--init-path", stopped, "--loss-scaling", scale]
-        succeed("train", *words, "--logs-path", tmp_path / str(k))
-    assert_same_bits(variables(tmp_path / "1", 2), in_small_scale(variables(tmp_path / "0", 2)))
-
-
 def test_slots_of_another_optimiser_are_not_reused(stopped, tmp_path):
     lars = ("--optimiser", "LARS")
     refused = run("restore", "--restore-path", stopped, *lars)

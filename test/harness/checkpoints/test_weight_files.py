@@ -373,11 +373,11 @@ def bases(tmp_path_factory) -> dict[str, list[bytes]]:
     }  # fmt: skip
 
 
-ROUNDS = {".npz": (30, 1200), ".safetensors": (30, 800), ".h5": (30, 1200), ".whl": (10, 200)}
+ROUNDS = {".npz": 100, ".safetensors": 100, ".h5": 100, ".whl": 30}
 
 
 @pytest.mark.parametrize("suffix", ROUNDS)
-def test_random_bytes_never_crash(tmp_path, bases, suffix, pytestconfig):
+def test_random_bytes_never_crash(tmp_path, bases, suffix):
     path = tmp_path / f"a{suffix}"
 
     def make(rng: random.Random) -> bytes:
@@ -392,12 +392,11 @@ def test_random_bytes_never_crash(tmp_path, bases, suffix, pytestconfig):
             weights_file.options(path)
         weight_names.identify(weight_files.arrays(path))
 
-    count = fuzzing.rounds(*ROUNDS[suffix], pytestconfig)
     errors = (NpzError, ImportFailure)
-    assert fuzzing.hold(suffix, count, make, read, errors, MEMORY) > 0
+    assert fuzzing.hold(suffix, ROUNDS[suffix], make, read, errors, MEMORY) > 0
 
 
-def test_random_names_and_shapes_never_crash(pytestconfig):
+def test_random_names_and_shapes_never_crash():
     networks = {
         name: {key: value.shape for key, value in state(name).items()}
         for name in ("efficientnet_b0", "resnet18", "resnet50", "resnext50")
@@ -431,5 +430,4 @@ def test_random_names_and_shapes_never_crash(pytestconfig):
             {key: np.lib.stride_tricks.as_strided(one, each, [0] * len(each)) for key, each in shapes.items()}
         )
 
-    count = fuzzing.rounds(15, 600, pytestconfig)
-    assert fuzzing.hold("names and shapes", count, make, read, ImportFailure) > 0
+    assert fuzzing.hold("names and shapes", 40, make, read, ImportFailure) > 0

@@ -10,8 +10,6 @@ import pytest
 
 from base import plugins
 from base.process import command_line
-from harness.commands import gc_profile
-from harness.reports import profile
 from log import RunLog
 
 ROOT = plugins.ROOT
@@ -42,17 +40,6 @@ def test_exhausted_memory_or_threads_are_one_line(capsys, error, said):
     assert command_line.run("train.py", main, [], ()) == 1
     printed = capsys.readouterr().err
     assert printed.count("\n") == 1 and said in printed and printed.startswith("train.py: error: "), printed
-
-
-@pytest.mark.parametrize(
-    "error", [RuntimeError("a fault of ours"), ImportError("no such name"), ModuleNotFoundError(name="x")]
-)
-def test_other_errors_keep_their_traceback(error):
-    def main(words: list[str]) -> int:
-        raise error
-
-    with pytest.raises(type(error)):
-        command_line.run("train.py", main, [], ())
 
 
 @pytest.mark.parametrize("error", ["MemoryError()", "ImportError('libx.so: failed to map segment from shared object')"])
@@ -104,13 +91,3 @@ def test_full_standard_output_is_named(tmp_path):
                 cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60,
             )  # fmt: skip
         assert (done.returncode, done.stderr) == (1, f"{prog}: error: No space left on device: standard output\n")
-
-
-def test_profile_is_found_with_any_clock(tmp_path, capfd):
-    written = tmp_path / f"{profile.STEM}.json"
-    write = "import os, sys; open(sys.argv[1], 'w').write('{}'); os.utime(sys.argv[1], (1, int(sys.argv[2])))"
-    for year in ("100", "50"):  # the clock is far before the start of this process, and is set back further
-        assert gc_profile.main(["-d", str(tmp_path), "--", sys.executable, "-c", write, str(written), year]) == 0
-        assert "wrote no profile" not in capfd.readouterr().err
-    assert gc_profile.main(["-d", str(tmp_path), "--", "true"]) == 0
-    assert "wrote no profile" in capfd.readouterr().err

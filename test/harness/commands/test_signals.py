@@ -5,7 +5,6 @@ line after a signal.
 from __future__ import annotations
 
 import fcntl
-import io
 import os
 import re
 import signal
@@ -21,10 +20,7 @@ from commands import assert_same_bits, run, succeed, timeless, variables
 
 from base import plugins
 from base.process.early_exit import BEFORE
-from base.process.signals import Signals, StopRequest, TolerantStream
-from emulator.plan.plan import PlanError
-from harness.checkpoints import read
-from harness.programs import build_or_load
+from base.process.signals import Signals, StopRequest
 
 ROOT = plugins.ROOT
 # one host step of 16 updates with several micro-batches each: no event is due in between
@@ -53,13 +49,7 @@ def unbroken(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("number", "delay"),
-    [
-        (signal.SIGINT, 1.0),
-        *(pytest.param(signal.SIGTERM, d, marks=pytest.mark.slow) for d in (0, 0.2, 0.4, 0.7, 1.4)),
-    ],
-)
+@pytest.mark.parametrize(("number", "delay"), [(signal.SIGINT, 1.0), (signal.SIGTERM, 0.2)])
 def test_signal_inside_host_step_loses_nothing(number, delay, unbroken, tmp_path):
     folder = tmp_path / "run"
     process = started(*WORDS.split(), "--logs-path", folder)
@@ -101,50 +91,6 @@ def test_closed_terminal_stops_run_and_saves(unbroken, tmp_path):
     succeed("restore", "--restore-path", folder)
     assert_same_bits(variables(unbroken, 16), variables(folder, 16))
     assert timeless(unbroken / "training.csv") == timeless(folder / "training.csv")
-
-
-def test_stop_before_resume_names_whole_call(unbroken, monkeypatch):
-    def stopped(*_, **__):
-        raise StopRequest(signal.SIGTERM)
-
-    words = ("--restore-path", unbroken, "--iterations", 70, "--abs-learning-rate", 0.001)
-    again = f"restore.py {' '.join(map(str, words))}"
-    for module, name in ((build_or_load, "training_program"), (read, "find_latest")):  # before and after its log is opened
-        monkeypatch.setattr(module, name, stopped)
-        result = run("restore", *words)
-        assert result.code == 143 and not (unbroken / "arguments_restore.json").exists()
-        (line,) = re.findall("^Resume: +(.*)", result.out, re.M)
-        assert line.endswith(again)
-    assert again in (unbroken / "log.txt").read_text()
-
-
-def test_log_has_late_rejection(monkeypatch, tmp_path):
-    def refused(*_):
-        raise PlanError("the shards do not suit the network")
-
-    monkeypatch.setattr(build_or_load, "training_program", refused)
-    result = run("train", *WORDS.split(), "--logs-path", tmp_path / "run")
-    assert result.code == 2 and "error: the shards do not suit the network\n" in result.err
-    assert (tmp_path / "run/log.txt").read_text().endswith("\nerror: the shards do not suit the network\n")
-
-
-def test_stop_before_save_names_restart_command(monkeypatch, tmp_path):
-    def stopped(*_):
-        raise StopRequest(signal.SIGTERM)
-
-    monkeypatch.setattr(build_or_load, "training_program", stopped)
-    folder = tmp_path / "run"
-    result = run("train", *WORDS.split(), "--logs-path", folder)
-    assert result.code == 143
-    assert (
-        f"Stopped: SIGTERM\nThere is no checkpoint in {folder}. Delete this directory before you repeat the call\n"
-        in result.out
-    )
-    assert re.search(
-        rf"\nThe run saved no checkpoint.\nStart again: .*train\.py --dataset .* --logs-path {folder}\n$", result.out
-    )
-    result = run("train", *WORDS.split(), "--logs-path", tmp_path / "other", "--autoresume")  # resumes in the folder
-    assert f"Stopped: SIGTERM\nThere is no checkpoint in {tmp_path / 'other'}\n" in result.out
 
 
 def test_second_signal_ends_at_once(tmp_path):
@@ -198,10 +144,13 @@ def test_restore_validates_after_signal_during_validation(tmp_path):
 # Every command at any moment: small programs instead of training runs
 
 COMMANDS = (
-    "train.py", "restore.py", "validation.py", "weight_avg.py", "inference_embedded.py", "poprun.py", "Datasets/verify.py",
-    "Datasets/convert.py", "harness/commands/gc_profile.py", "harness/commands/gc_info.py", "tools/compare_runs.py", "tools/import_weights.py",
-    "tools/findings.py", "tools/report.py", "tools/runs.py",
-)  # fmt: skip
+    "train.py",
+    "poprun.py",
+    "Datasets/verify.py",
+    "harness/commands/gc_profile.py",
+    "tools/report.py",
+    "weight_avg.py",
+)
 # runs a script; sends the signal at the first import after the handlers are set, if nothing large was imported before
 WHILE_IMPORTING = """
 import builtins, os, runpy, signal, sys
@@ -278,13 +227,6 @@ def test_nohup_is_honoured():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_printed_names_cannot_control_terminal():
-    """Names of folders and classes may contain control characters; colours and progress bars still work."""
-    out = io.StringIO()
-    print("a\x1b]0;title\x07\x9b31m\tb\x1b[2J\n\r\x1b[2Kbar \x1b[1;34mc\x1b[0m", file=TolerantStream(out, Signals()))
-    assert out.getvalue() == "a\\x1b]0;title\\x07\\x9b31m\tb\\x1b[2J\n\r\x1b[2Kbar \x1b[1;34mc\x1b[0m\n"
-
-
 def test_signal_needs_no_lock_of_main_thread():
     """TensorFlow's sessions briefly take a lock at each call."""
     lock, acquired = threading.Lock(), []
@@ -295,8 +237,3 @@ def test_signal_needs_no_lock_of_main_thread():
     with Signals() as signals, pytest.raises(StopRequest), signals.deferred(request), lock:
         signal.raise_signal(signal.SIGTERM)
     assert acquired == [True]
-
-
-def test_error_in_stop_request_is_raised():
-    with Signals() as signals, pytest.raises(ZeroDivisionError), signals.deferred(lambda: 1 / 0):
-        signal.raise_signal(signal.SIGTERM)

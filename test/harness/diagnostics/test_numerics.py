@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import resource
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
-from commands import assert_same_bits, run, succeed, variables
+from commands import assert_same_bits, succeed, variables
 from figures import checked
 
 from base.storage import run_files
@@ -76,33 +74,6 @@ def test_missed_observation_is_made_on_resume(tmp_path):
     assert [each["updates"] for each in observations(folder)] == [2, 4] and "is complete" in succeed("train", *again).out
 
 
-def test_later_observations_are_dropped_on_resume(tmp_path):
-    file = tmp_path / numerics.RECORD
-    for updates in (2, 4, 6):
-        numerics.append(tmp_path, Observation(updates, 1.0, ()))
-    lines = file.read_bytes().splitlines(keepends=True)
-    due = {updates: numerics.is_missing(tmp_path, updates, 2) for updates in (0, 6, 7, 8)}
-    assert due == {0: False, 6: False, 7: False, 8: True}
-    numerics.truncate_after(tmp_path, 4)
-    assert file.read_bytes() == lines[0] + lines[1]
-    file.write_bytes(lines[0] + lines[1].rstrip())  # killed before the end of the line
-    assert numerics.is_missing(tmp_path, 4, 2)
-    numerics.truncate_after(tmp_path, 4)
-    assert file.read_bytes() == lines[0]
-    numerics.truncate_after(tmp_path / "none", 4)
-
-
-def test_full_disk_error_names_file(tmp_path):
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
-    try:
-        with pytest.raises(OSError, match="File too large") as raised:
-            numerics.append(tmp_path, Observation(2, 1.0, ()))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert raised.value.filename == str(tmp_path / numerics.RECORD)
-
-
 def test_weights_are_observed_at_their_update(tmp_path):
     succeed("train", *WORDS, "--numerics", 5, "--logs-path", tmp_path / "run")
     (observation,) = observations(tmp_path / "run")
@@ -114,9 +85,3 @@ def test_weights_are_observed_at_their_update(tmp_path):
             )
             size = np.abs(np.float64(kernel.ravel()))
             assert each["exponents"] == {str(e): n for e, n in Counter((np.frexp(size[size > 0])[1] - 1).tolist()).items()}
-
-
-def test_numerics_need_folder_and_positive_number():
-    assert "--numerics 2 has no effect" in succeed("train", *WORDS, "--numerics", 2, "--no-logs", "--dry-run").out
-    result = run("train", *WORDS, "--numerics", 0, "--dry-run")
-    assert result.code == 2 and "numerics" in result.err

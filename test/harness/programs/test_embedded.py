@@ -11,7 +11,7 @@ from base.storage.locks import is_locked
 from harness.commands import cli
 from harness.programs import embedded
 from harness.programs.build import frozen_program, validation_batches_uint8
-from harness.programs.embedded import Served, load
+from harness.programs.embedded import load
 from harness.run.resolve import prepare
 from ipu_utils import FrozenProgram
 from log import RunLog
@@ -117,13 +117,6 @@ def test_threads_share_one_program():
     program.close()
 
 
-def test_percentiles_match_numpy():
-    served = Served(tuple(k / 1000 for k in range(1000, 0, -1)), 1.0, 0, 0, 1)
-    assert [round(served.latency(p), 6) for p in (50, 99, 99.9, 100)] == [500, 990, 999, 1000] and round(
-        served.mean, 6
-    ) == 500.5
-
-
 @pytest.mark.parametrize(
     ("words", "part"),
     [
@@ -140,11 +133,3 @@ def test_wrong_calls_are_one_line(trained, tmp_path, monkeypatch, words, part):
     result = infer(tmp_path / "l", *NET.split(), *words.replace("RUN", str(trained)).split())
     assert result.code == 2 and part in result.err and result.err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
-
-
-def test_options_for_training_alone_are_ignored(trained, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "model_resnet8_bs_7_bps_1000_ckpt-2_withlabels.frozen.pb").mkdir()  # so the program cannot be saved
-    result = infer(tmp_path / "l", "--restore-path", trained / "ckpt-2", "--iterations", 2, "--valid-batch-size", 7)
-    assert result.code == 0 and "warning: model_resnet8_bs_7" in result.out and "14 different images" in result.out
-    assert sorted(path.name for path in tmp_path.iterdir())[0] == "l" and len(list(tmp_path.iterdir())) == 2

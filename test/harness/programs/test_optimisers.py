@@ -105,7 +105,7 @@ def test_twenty_updates_match_float64(rule, name):
         assert np.abs(found - expected).max() < tolerance * max(1.0, np.abs(expected).max())
 
 
-@pytest.mark.parametrize("rule", [*RULES, "RMSprop --clip-grad-norm 1"])
+@pytest.mark.parametrize("rule", ["LAMB", "RMSprop --clip-grad-norm 1"])
 def test_loss_scale_changes_only_rounding(rule, tmp_path):
     found = []
     for scale in (1, 128):
@@ -120,42 +120,13 @@ def test_loss_scale_changes_only_rounding(rule, tmp_path):
             assert np.abs(one[name] - other[name]).max() <= 0.02 * np.abs(one[name] - start[name]).max() + 1e-6, name
 
 
-@pytest.mark.parametrize(
-    ("rule", "precision"),
-    [
-        *((rule, "32.32") for rule in ("RMSprop", "LARS", "LAMB")),
-        ("Adam", "16.32"),
-        *(pytest.param(rule, "16.16", marks=pytest.mark.slow) for rule in ("RMSprop", "LARS")),
-        ("LAMB", "16.16"),
-    ],
-)
-def test_new_rules_resume_exactly(rule, precision, tmp_path):
-    from commands import assert_same_bits
-
-    words = f"{BASE} {RATES} --optimiser {rule} --precision {precision}".split()
-    succeed("train", *words, "--logs-path", tmp_path / "whole")
-    succeed("train", *words, "--logs-path", tmp_path / "parts", "--stop-after", 2)
-    succeed("restore", "--restore-path", tmp_path / "parts")
-    whole = variables(tmp_path / "whole", 5)
-    assert_same_bits(whole, variables(tmp_path / "parts", 5))
-    assert any(name.endswith(next(reversed(RULES[rule].slots))) for name in whole)
-    assert all(np.isfinite(value).all() for value in whole.values())
-
-
-@pytest.mark.parametrize(
-    "layout",
-    [
-        "--gradient-accumulation-count 2",
-        "--gradient-accumulation-count 4 --shards 2 --pipeline --pipeline-splits auto",
-    ],
-)
-@pytest.mark.parametrize("precision", ["32.32", "16.32", "16.16"])
-def test_lars_works_with_proxy_norm(layout, precision, tmp_path):
+def test_lars_works_with_proxy_norm(tmp_path):
     words = (
-        f"--dataset fashion-mnist --model efficientnet --width-coefficient 0.25 --depth-coefficient 0.2 --groups 1 --proxy-norm "
-        f"--image-size 16 --top-width 64 --expand-ratio 1 --no-se --optimiser LARS --abs-learning-rate 0.5 --batch-size 4 --iterations 2 --seed 3 --no-validation {layout}"
+        "--dataset fashion-mnist --model efficientnet --width-coefficient 0.25 --depth-coefficient 0.2 --groups 1 --proxy-norm "
+        "--image-size 16 --top-width 64 --expand-ratio 1 --no-se --optimiser LARS --abs-learning-rate 0.5 --batch-size 4 --iterations 2 --seed 3 --no-validation "
+        "--gradient-accumulation-count 4 --shards 2 --pipeline --pipeline-splits auto"
     )
-    succeed("train", *words.split(), "--precision", precision, "--logs-path", tmp_path / "run")
+    succeed("train", *words.split(), "--precision", "16.16", "--logs-path", tmp_path / "run")
     before, after = variables(tmp_path / "run", 0), variables(tmp_path / "run", 2)
     proxies = [name for name in after if name.endswith("/proxy")]
     assert proxies and all(np.isfinite(after[name]).all() for name in proxies)
@@ -164,25 +135,23 @@ def test_lars_works_with_proxy_norm(layout, precision, tmp_path):
         assert not np.array_equal(before[name], rows)
         # the statistics are those of the other rows: 0 and 1 give the initial values
         assert rows.dtype == np.float32 and (rows[3] > 0).all()
-        if precision == "16.16":
-            trained = rows[[0, 1, 4, 5]]
-            np.testing.assert_array_equal(trained, trained.astype(np.float16).astype(np.float32))
+        trained = rows[[0, 1, 4, 5]]
+        np.testing.assert_array_equal(trained, trained.astype(np.float16).astype(np.float32))
 
 
-@pytest.mark.parametrize("rule", ["LARS", "LAMB"])
-def test_rules_with_norms_treat_proxy_rows_separately(rule, tmp_path):
+def test_rules_with_norms_treat_proxy_rows_separately(tmp_path):
     """Skipped by name, as beta and gamma of other norms are, or all together. Otherwise each row is scaled by its own norm,
     without those of the statistics.
     """
     words = (
         "--dataset fashion-mnist --model efficientnet --width-coefficient 0.25 --depth-coefficient 0.2 --groups 1 --proxy-norm "
-        f"--image-size 16 --top-width 64 --expand-ratio 1 --no-se --optimiser {rule} --abs-learning-rate 0.5 --batch-size 4 "
-        f"--iterations 2 --seed 3 --no-validation --precision 32.32 --warmup-epochs 0 --{rule.lower()}-weight-decay 0.05"
+        "--image-size 16 --top-width 64 --expand-ratio 1 --no-se --optimiser LAMB --abs-learning-rate 0.5 --batch-size 4 "
+        "--iterations 2 --seed 3 --no-validation --precision 32.32 --warmup-epochs 0 --lamb-weight-decay 0.05"
     )
     after = {}
     for skipped in ("beta gamma bias", "beta gamma bias proxy", "gamma bias"):
         folder = tmp_path / skipped
-        succeed("train", *words.split(), f"--{rule.lower()}-skip-list", *skipped.split(), "--logs-path", folder)
+        succeed("train", *words.split(), "--lamb-skip-list", *skipped.split(), "--logs-path", folder)
         after[skipped] = variables(folder, 2)
     proxy = next(name for name in after["gamma bias"] if name.endswith("/proxy"))
     by_rows, whole, scaled = after.values()

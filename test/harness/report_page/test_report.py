@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -18,9 +15,8 @@ from commands import rows as csv_rows
 from commands import run, succeed
 from PIL import Image
 
-from base import plugins
 from base.storage import tables
-from harness.report_page import run_folder, run_page, validation_results
+from harness.report_page import run_folder, validation_results
 
 CLASSES = ("<script>alert(1)<", 'b "quoted" & co', "c")
 NETWORK = (
@@ -133,15 +129,6 @@ def test_numbers_match_rows(reported, trained):
     assert f"{training[-1]['iteration']} of {training[-1]['iteration']} updates, " in text
 
 
-@pytest.mark.parametrize("patience, state", [(0, "still running or stopped"), (2, "ended by --patience")])
-def test_patience_is_not_called_stop(patience, state, plain):
-    """Two validations without a gain end the run if --patience says so."""
-    with (plain / "validation.csv").open("a") as file:
-        file.writelines(f"ckpt-{i},{i},{i / 10},40,40,0.5,100,200,1.5,95,1\n" for i in (21, 22))
-    (plain / "arguments.json").write_text(json.dumps({"total_iterations": 40, "patience": patience}))
-    assert run_page._state(run_folder.read(plain)).endswith(f"; {state}")
-
-
 def test_differing_options_are_shown(reported, trained):
     changed = {name: values for name, *values in run_folder.changed_options(run_folder.read(trained))}
     assert changed["--width-coefficient"] == ["0.25", "none"] and changed["--epochs"][0] == "2"
@@ -204,21 +191,6 @@ def test_class_scores_follow_definitions():
     np.testing.assert_allclose(scores, [[1, 2 / 3, 0.8], [0.5, 0.5, 0.5], [0, 0, 0], [1, 1, 1], [0, 0, 0]])
 
 
-@pytest.mark.parametrize("classes", [1, 2, 10, 1000])
-def test_any_class_count_makes_page(plain, classes):
-    draw = np.random.default_rng(3)
-    n, k = 400, min(5, classes)
-    labels = draw.integers(0, classes, n)
-    answers = (draw.integers(0, classes, n)[:, None] + np.arange(k)) % classes
-    probabilities = np.tile(np.linspace(0.4, 0.1, k), (n, 1))
-    made = validation_results.Evaluation("ckpt-20", classes, (), labels, np.arange(n), answers, probabilities)
-    whole = run_page.render([run_page.Reported(run_folder.read(plain), made)])
-    cells = whole.count('<td class="right') + whole.count('<td class="wrong') + whole.count("<td>·</td>")
-    assert cells == (classes**2 if classes in (2, 10) else 0)  # with one class nothing can be confused
-    assert ("<details>" in whole) == (classes == 1000)
-    assert len(Page(whole).text) < 200_000
-
-
 def test_several_runs_start_with_differences(trained, plain, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(trained, other)
@@ -233,12 +205,6 @@ def test_several_runs_start_with_differences(trained, plain, tmp_path):
     rows = run_folder.different_options([run_folder.read(each) for each in (trained, other)])
     assert rows == [("--momentum", ["0.9", "0.5"])]
     assert seen.text.count("other (last: ") == 5 and seen.text.count("run (last: ") == 5
-
-
-def test_training_ends_with_its_page(trained):
-    seen = Page((trained / "at-the-end.html").read_text(encoding="utf-8"))
-    assert "run cnn report" in seen.text and "Validation results" not in seen.texts
-    assert {"Top-1 accuracy, %", "Loss", "Learning rate"} <= set(seen.texts)
 
 
 HEAD = ",".join(tables.TRAINING_COLUMNS) + "\n"
@@ -257,37 +223,3 @@ def test_no_run_is_one_line(kind, plain):
     result = run("report", plain)
     assert result.code == 2 and result.err.startswith("cnn report: error: ") and said in result.err
     assert result.err.count("\n") == 1 and not (plain / "report.html").exists()
-
-
-def test_help_and_rows_need_no_tensorflow(plain):
-    code = (
-        "import sys; from harness.commands import answers; from tools import report\n"
-        "assert answers.run_command('report', report.main, [sys.argv[1], '--no-evaluation']) == 0\n"
-        "assert 'tensorflow' not in sys.modules\n"
-        "answers.run_command('report', report.main, ['--help'])"
-    )
-    done = subprocess.run([sys.executable, "-c", code, plain], cwd=plugins.ROOT, capture_output=True, text=True, check=True)
-    assert "--no-evaluation" in done.stdout and done.stderr == ""
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("{run} --html {run}/training.csv", "choose another name"),
-        ("{run} {other}", "give --html FILE"),
-        ("{run} --htlm x", "--htlm"),
-    ],
-)
-def test_wrong_arguments_give_one_line(words, expected, plain, tmp_path):
-    other = with_rows(tmp_path / "other")
-    (plain / "arguments.json").write_text("{}")
-    result = run("report", *words.format(run=plain, other=other).split())
-    assert result.code == 2 and expected in result.err and result.err.count("\n") == 1
-
-
-def test_undecodable_names_are_escaped(plain, tmp_path):
-    """A folder with a name in Latin-1 ended in a traceback."""
-    (plain / "arguments.json").write_text(json.dumps({"model": "resnet", "data_dir": "/home/jos\udce9"}))
-    folder = plain.rename(tmp_path / os.fsdecode(b"lat\xe9"))
-    succeed("report", folder, "--no-evaluation")
-    assert "jos\\udce9" in (folder / "report.html").read_text() and "lat\\udce9" in (folder / "report.html").read_text()

@@ -10,9 +10,7 @@ from figures import SVG, checked
 from base.errors import OptionError
 from base.process import command_line
 from base.storage.tables import TRAINING_COLUMNS
-from harness.reports import chart, training_chart
-from harness.reports.training_chart import comparison_panels, run_svg, text_curve, whole_steps, write_run_svg
-from harness.run import validations
+from harness.reports.training_chart import run_svg, text_curve, write_run_svg
 from tools import compare_runs
 
 COLUMNS = ("step", "iteration", "epoch", "lr", "loss_batch", "loss_avg", "train_acc_batch", "train_acc_avg")
@@ -50,49 +48,6 @@ def test_chart_has_every_series():
     assert "best validation top-1: 70.00 % at epoch 7" in checked(svg)
 
 
-def test_runs_are_compared_by_shared_measures():
-    """Twelve runs need more pens than there are colours: later ones are dashed."""
-    runs = [(f"run {k}", training(30), validation(3) if k else []) for k in range(12)]
-    panels = comparison_panels(runs)
-    assert [panel.title.split(",")[0] for panel in panels] == [
-        "Training loss", "Validation loss", "Training accuracy", "Validation accuracy", "Learning rate"
-    ]  # fmt: skip
-    assert all(len({(line.colour, line.dashed) for line in panel.lines}) == 12 for panel in panels)
-    texts = checked(chart.figure(panels, "t"))
-    assert "run 0 (none)" in texts and "run 3 (last: 20)" in texts
-    assert len(comparison_panels([("a", training(30), [])])) == 3
-    assert "no rows yet" in checked(chart.figure(comparison_panels([("a", [], [])])))
-
-
-def test_partial_host_step_ends_no_compared_curve():
-    """Three batches after host steps of ten would put a corner into the curve and change its last value."""
-    rest = {**training(1)[0], "iteration": 123, "epoch": 12.3 / 16, "loss_batch": 9.0, "train_acc_batch": 0.0}
-    whole, longer = training(13), [*training(13), rest]
-    assert comparison_panels([("a", longer, [])]) == comparison_panels([("a", whole, [])])
-    assert whole_steps(training(2)) == training(2)
-
-
-def test_early_losses_and_outliers_keep_curves_readable():
-    """The first checkpoints' moving statistics are far off and left out. Later losses, of an overfitted network, stay."""
-    early = [{**row, "loss": 20.0 if k < 2 else 1.0} for k, row in enumerate(validation(8))]
-    late = [{**row, "loss": 20.0 if k > 5 else 1.0} for k, row in enumerate(validation(8))]
-    spread = lambda rows: [y for _, y in drawn(run_svg(training(100), rows, ""))[AVERAGE]]
-    assert max(spread(early)) - min(spread(early)) > 50 > max(spread(late)) - min(spread(late))
-    rows = training(100)
-    rows[50]["loss_batch"] = 1e6  # an outlier leaves the panel
-    heights = [y for _, y in drawn(run_svg(rows, [], ""))[AVERAGE]]
-    assert max(heights) - min(heights) > 50
-
-
-def test_title_is_in_words():
-    known = {"model": "efficientnet", "model_size": "B0", "dataset": "fashion-mnist"}
-    assert training_chart.run_title(known) == "EfficientNet-B0 on Fashion-MNIST" and training_chart.run_title({}) == ""
-    lite = {**known, "se": False, "use_relu6": True, "fix_stem_head": True}
-    assert training_chart.run_title(lite) == "EfficientNet-Lite0 on Fashion-MNIST"
-    assert training_chart.run_title({**lite, "se": True, "model_size": "B4"}) == "EfficientNet-B4 on Fashion-MNIST"
-    assert training_chart.run_title({"model": "own", "model_size": None, "dataset": "mine"}) == "own on mine"
-
-
 @pytest.mark.parametrize("rows", [0, 1, 2])
 @pytest.mark.parametrize("validations", [0, 1])
 def test_few_rows_make_chart(rows, validations):
@@ -108,11 +63,6 @@ def test_invalid_values_break_line():
     assert len(drawn(svg)[BATCHES]) == 20 - 3 - 1
     assert max(p.count("M") for p in svg.split("<path ")[1:] if BATCHES[1] in p) == 2
     assert "inf" not in svg
-
-
-def test_averaged_weights_are_not_drawn():
-    rows = validation(4) + [{"name": "weight_avg_N_5", "iteration": -1, "epoch": -0.01, "val_acc": 99}]
-    assert len(drawn(run_svg(training(9), rows, ""))[VALIDATION]) == 4
 
 
 def test_chart_is_written_from_csv_files(tmp_path):
@@ -155,19 +105,3 @@ def test_rate_is_drawn_as_text():
         "        0 └───┬───┬",
         "          0   2   4  epochs",
     ]
-
-
-@pytest.mark.parametrize("iterations", [1, 7, 60, 61, 5000])
-@pytest.mark.parametrize("rate", [lambda i: 0.0, lambda i: 0.5, lambda i: i * 1e-6, lambda i: math.nan])
-def test_rate_of_any_run_is_drawn(iterations, rate):
-    lines = text_curve(rate, iterations, iterations / 100).split("\n")
-    assert len(lines) == 11 and max(map(len, lines[1:-1])) <= 71
-
-
-def test_lowest_loss_breaks_accuracy_tie():
-    """In every list, page and chart. A missing or non-finite loss is last; if all are equal, the first one wins."""
-    losses = ("", "nan", "0.5", "0.25", "0.25", "-")
-    rows = [{"name": str(k), "epoch": k, "val_acc": "90.0", "loss": loss} for k, loss in enumerate(losses)]
-    rows.append({"name": "6", "epoch": 6, "val_acc": "89.9", "loss": "0.1"})
-    assert [row["name"] for row in validations.ranked(rows)] == ["3", "4", "2", "0", "1", "5", "6"]
-    assert training_chart._best([], rows) == "best validation top-1: 90.00 % at epoch 3"
