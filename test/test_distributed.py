@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -370,49 +369,6 @@ group.all_gather("")
 """
 
 
-SLOW_DRAW = r"""
-#include <dlfcn.h>
-#include <stdio.h>
-#include <unistd.h>
-#define DRAW _ZN10tensorflow24RpcCollectiveExecutorMgr26RefreshStepIdSequenceAsyncElRKSt8functionIFvRKN4absl12lts_202508146StatusEEE
-#define TEXT_OF(name) #name
-#define NAME_OF(name) TEXT_OF(name)
-extern "C" void DRAW(void *manager, long key, void *done) {
-  fprintf(stderr, "draws a number\n");
-  usleep(300000);
-  void *handle = dlopen("libtensorflow_cc.so.2", RTLD_NOLOAD | RTLD_LAZY);
-  ((void (*)(void *, long, void *))dlsym(handle, NAME_OF(DRAW)))(manager, key, done);
-}
-"""
-CALLS = """
-import os, sys, time
-from base.process import tf_runtime
-tf_runtime.import_tensorflow("3")
-import tensorflow.compat.v1 as tf
-from emulator.program.worker_group import WorkerGroup
-group = WorkerGroup(sys.argv[1:3], int(sys.argv[3]))
-group.join("tests")
-print(group.all_gather(sys.argv[3]), group.all_gather_flag(sys.argv[3] == "1"), group.all_reduce_sum({"a": 1.5}))
-options = group.begin_call_sequence()
-with tf.Graph().as_default() as graph, tf.device(f"{group.device}/cpu:0"):
-    print(group.session(graph, tf.ConfigProto()).run(group.all_reduce(tf.constant([2.0])), options=options), flush=True)
-time.sleep(1)  # the other one fetches its sum
-os._exit(0)
-"""
-
-
-def test_concurrent_call_numbers_cause_no_deadlock(tmp_path):
-    """TensorFlow's window of microseconds, held open: without an order of the first calls both wait for ever."""
-    (tmp_path / "draw.cc").write_text(SLOW_DRAW)
-    library, team = tmp_path / "draw.so", free_addresses(2)
-    subprocess.run(["c++", "-shared", "-fPIC", tmp_path / "draw.cc", "-o", library, "-ldl"], check=True)
-    slow = {"LD_PRELOAD": str(library), "PYTHONPATH": str(ROOT)}
-    first, second = ended([started("-c", [CALLS, *team, k], [slow, {}][k]) for k in range(2)], 60)
-    assert first.err.count("draws a number") == 2, first.err  # of the calls between steps, and of one more sequence
-    said = "['0', '1'] [1] {'a': 3.0}\n[4.]\n"
-    assert (first.out, second.out) == (said, said), second.err
-
-
 STALLED = """
 import sys
 from base.process import tf_runtime
@@ -577,13 +533,6 @@ def test_lost_network_link_ends_both_hosts(tmp_path):
 # Wrong input, in this process
 
 
-def test_plan_of_several_instances_starts_none(monkeypatch):
-    monkeypatch.setenv(TF_CONFIG, tf_config(["a:1000", "b:1000"], None))
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
-    out = succeed("train", *SMALL.split(), "--distributed", "--replicas", 2, "--dry-run").out
-    assert "Batch Size: 32" in out and "micro-batch 8 x accumulation 1 x replicas 2 x instances 2" in out
-
-
 @pytest.mark.parametrize("question", ["--dry-run", "--help"])
 def test_poprun_query_is_answered_once(question, monkeypatch):
     for instance in (0, 1):
@@ -607,14 +556,3 @@ def test_poprun_alone_decides_replicas(monkeypatch, tmp_path):
     more = ["restore", "--restore-path", folder, "--iterations", 100, "--dry-run"]
     assert "Batch Size" in succeed(*more).out
     assert "--syncs-per-epoch 3" in run(*more, "--syncs-per-epoch", 3).err
-
-
-def test_taken_port_is_named(monkeypatch, tmp_path):
-    with socket.socket() as taken:
-        taken.bind(("", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        monkeypatch.setenv("TF_CONFIG", tf_config([f"localhost:{port}", "localhost:1"], 0))
-        result = run("train", *SMALL.split(), "--distributed", "--logs-path", tmp_path / "run")
-    assert result.code == 2 and f"instance 0 (localhost:{port}) cannot listen on port {port}" in result.err
-    assert not (tmp_path / "run").exists()

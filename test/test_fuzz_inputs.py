@@ -103,12 +103,7 @@ def cluster_of(rng: random.Random) -> dict[str, str]:
     if rng.random() < 0.3:
         found = {
             name: rng.choice((word(rng), "2", "1"))
-            for name in (
-                membership.TOTAL,
-                membership.LOCAL,
-                membership.OFFSET,
-                membership.IPUS,
-            )
+            for name in (membership.TOTAL, membership.LOCAL, membership.OFFSET, membership.IPUS)
         }
         found[membership.ADDRESSES] = ",".join(worker)
     return found

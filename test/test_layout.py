@@ -18,16 +18,7 @@ from tools.draw_packages import draw, graph, imported
 
 ROOT = plugins.ROOT
 PACKAGES = ("base", "Models", "Datasets", "LR_Schedules", "emulator", "harness", "tools")
-SCRIPTS = (
-    "train",
-    "validation",
-    "restore",
-    "weight_avg",
-    "inference_embedded",
-    "poprun",
-    "__init__",
-    "__main__",
-)
+SCRIPTS = ("train", "validation", "restore", "weight_avg", "inference_embedded", "poprun", "__init__", "__main__")
 FACES = ("ipu_utils", "log", "api")
 NO_SUBJECTS = re.compile(
     r"(?:\A|(?<=[.!?])\s+)((?:What|Of|Those|That|Its?|How|Which|So many|The same)\b.*)"
@@ -62,13 +53,7 @@ LAYERS = (
     ("harness.commands",),
     ("harness.report_page",),
     ("harness.training", "harness.planning", "harness.finetuning", "harness.export"),
-    (
-        "train",
-        "validation",
-        "inference_embedded",
-        "weight_avg",
-        "poprun",
-    ),
+    ("train", "validation", "inference_embedded", "weight_avg", "poprun"),
     ("restore",),
     ("tools",),
     ("api",),

@@ -128,24 +128,6 @@ def test_mlperf_checker_accepts_log(tmp_path):
     assert ":::MLLOG" not in succeed("train", *words.replace("--mlperf-logging", "--no-logs").split()).out
 
 
-@pytest.mark.parametrize(
-    ("column", "cell", "sound"),
-    [
-        ("val_acc", "", False),
-        ("val_size", "", False),
-        ("val_size", "1e3", False),
-        ("val_acc", "x", False),
-        ("loss", "", False),
-        ("loss", "nan", True),
-    ],
-)
-def test_incomplete_validation_row_is_damage(tmp_path, column, cell, sound):
-    row = dict.fromkeys(tables.VALIDATION_COLUMNS, "1") | {column: cell}
-    (tmp_path / "validation.csv").write_text(f"{','.join(row)}\n{','.join(row.values())}\n")
-    found = tables.Table(tmp_path / "validation.csv", tables.VALIDATION_COLUMNS).read()
-    assert found == ([row] if sound else [])
-
-
 def test_repeated_call_replaces_run_without_checkpoints(tmp_path):
     """With --autoresume. A run that is being written, or that has lost its checkpoints, stays."""
     files = {"log.txt": "old", "training.csv": "epoch,iteration\n0.1,1\n", "report.html": "old", "mine.txt": "kept"}
@@ -167,10 +149,7 @@ def test_repeated_call_replaces_run_without_checkpoints(tmp_path):
     folders.new_run_folder("run", "", str(ours), True, restart=True)
     assert {file.name for file in ours.iterdir()} == {"mine.txt", locks.FILE}
     lost = written("lost", '{"run_id": "x"}', checkpoint="")
-    for folder, said in (
-        (written("other", '{"lr": 0.1}'), "contains a run already"),
-        (lost, "checkpoints are missing"),
-    ):
+    for folder, said in ((written("other", '{"lr": 0.1}'), "contains a run already"), (lost, "checkpoints are missing")):
         before = {file.name: file.read_text() for file in folder.iterdir()}
         with pytest.raises(folders.FolderError, match=said):
             folders.new_run_folder("run", "", str(folder), True, restart=True)

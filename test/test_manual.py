@@ -9,7 +9,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 
 import pytest
-from manual import COMMANDS, NOT_HERE, REFUSED
+from manual import COMMANDS, REFUSED
 from photos import write_imagenet
 
 import poprun
@@ -114,31 +114,3 @@ def test_broken_commands_get_clear_errors(command, monkeypatch):
     with redirect_stdout(io.StringIO()), redirect_stderr(error):
         code = command_line.run("poprun", poprun.main, shlex.split(command)[1:], (OptionError,))
     assert code == 2 and REFUSED[command] in error.getvalue() and error.getvalue().count("\n") == 1
-
-
-def test_release_decides_meaning_of_recipe_name(places):
-    for name, batch in (("v21-b4-g16", 800), ("bench-b4-g16", 800)):
-        run = resolved(launched(COMMANDS[name], places))
-        assert (run.plan.options.shards, run.plan.global_batch, run.options.training.optimiser) == (4, batch, "RMSprop")
-        assert run.options.main.config == "mk2_efficientnet_b4_g16_16ipus" and run.options.main.release == "2.1"
-    spelled = resolved(
-        launched(f"{COMMANDS['bench-b4-g16']} --batch-size 3 --base-learning-rate -12 --xla-recompute", places)
-    )
-    assert (spelled.plan.global_batch, spelled.plan.options.shards, spelled.peak_rate) == (480, 4, 480 * 2.0**-12)
-    said = "--ipus-per-replica 2, or .* --release"
-    with pytest.raises(OptionError, match=said):
-        resolved(launched(COMMANDS["v21-b4-g16"].replace("--release 2.1", ""), places))
-
-
-def test_foreign_programs_are_rejected():
-    assert not [name for name in NOT_HERE.values() if (ROOT / name).exists()]
-
-
-def test_finetuning_with_one_shard_uses_one_ipu(places):
-    run = resolved(launched(COMMANDS["meme-fine-tune"], places))
-    assert run.plan.schedule == "Sequential" and run.plan.options.shards == 1 and run.plan.global_batch == 512
-    assert run.peak_rate == 0.25 and run.options.training.optimiser == "RMSprop" and run.image_size == 224
-    assert run.options.training.weight_avg_exp == (0.97,) and run.options.dataset.mixup_alpha == 0.1
-    assert {v.name for v in run.network.variables if run.is_trained(v.name)} == {
-        v.name for v in run.network.variables if "Top" in v.name
-    }

@@ -56,18 +56,6 @@ def test_page_is_self_contained(tmp_path):
     assert all(text.count(f">{title}<") == count for title, count in (("Memory of each IPU", 4), ("Schedules", 2)))
 
 
-def test_energy_is_power_times_time():
-    """1,500 W for an Mk2 machine and 1,250 W for a Bow machine of four IPUs; unknown for Mk1."""
-    words = ("--config", "mk1_resnet50_16ipus", "--system", "POD16", "BOW-POD16", "MK1-16")
-    result = succeed("plan", *words).out
-    mk2, bow, mk1 = json.loads(succeed("plan", *words, "--json", "-").out)
-    assert mk2["kilowatt_hours"] == pytest.approx(4 * 1.5 * mk2["hours"])
-    assert bow["kilowatt_hours"] == pytest.approx(4 * 1.25 * bow["hours"]) and mk1["kilowatt_hours"] is None
-    table = result.splitlines()[:4]
-    assert f"{mk2['kilowatt_hours']:.0f} kWh" in table[1] and f"{bow['kilowatt_hours']:.0f} kWh" in table[2]
-    assert "kWh" not in table[3] and result.count("kWh") == 4
-
-
 def test_several_systems_keep_global_batch():
     """Each takes as many replicas as fit and accumulates less. Repeated systems are dropped; the order is the call's."""
     words = ("--config", "mk2_efficientnet_b4_g16_16ipus", "--system")
@@ -83,22 +71,6 @@ def test_several_systems_keep_global_batch():
     assert plans[2]["efficiency"] is None  # no other of its kind
     alone = json.loads(succeed("plan", *words, "POD256", "--json", "-").out)
     assert alone["replicas"] == 8 and alone["efficiency"] is None
-
-
-def test_indivisible_batch_names_divisible_ones():
-    words = ("--config", "mk2_resnet50_mlperf_pod16_bs20", "--system", "POD16", "POD64")
-    plans = json.loads(succeed("plan", *words, "--json", "-").out)
-    assert [p["undivided"] != "" for p in plans] == [False, True] and plans[1]["global_batch"] == 1920
-    batches = plans[1]["undivided"].rpartition("--global-batch-size ")[2].split(" or ")
-    for batch in batches:
-        scaled = json.loads(succeed("plan", *words, "--global-batch-size", batch, "--json", "-").out)
-        assert [(p["undivided"], p["ipus"], p["global_batch"]) for p in scaled] == [
-            ("", 16, int(batch)),
-            ("", 64, int(batch)),
-        ]
-    assert f"give --global-batch-size {' or '.join(batches)}" in succeed("plan", *words).out
-    searched = json.loads(succeed("plan", *words, "--search", "--json", "-").out)
-    assert all(p["fits"] and p["global_batch"] == 1920 for p in searched) and searched[1]["ipus"] > 16
 
 
 def test_run_directory_supplies_options(tmp_path):

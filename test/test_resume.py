@@ -12,7 +12,6 @@ import pytest
 from commands import Row, assert_same_bits, run, succeed, timeless, variables
 
 from base.storage import locks
-from emulator.plan import machine
 
 AXES = {
     "optimiser": ("SGD", "momentum", "RMSprop", "LARS", "LAMB", "Adam", "AdamW"),
@@ -169,25 +168,3 @@ def test_same_call_completes_run_without_checkpoints(tmp_path, monkeypatch):
     # no wait for the other instance
     assert "is complete (3 updates, no checkpoint)" in succeed(*call, 3, "--distributed").out
     assert before == {file: file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()}
-
-
-def test_resumed_run_reports_other_cores_or_kernels(tmp_path, monkeypatch):
-    words = "--dataset fashion-mnist --model-size 8 --batch-size 4 --iterations 2 --no-validation --seed 3 --precision 32.32"
-    succeed("train", *words.split(), "--logs-path", tmp_path / "run", "--stop-after", 1)
-    resumed = ("restore", "--restore-path", tmp_path / "run", "--dry-run")
-    assert "was computed with" not in succeed(*resumed).out
-    with monkeypatch.context() as patch:
-        patch.setenv("TF_CPP_VMODULE", "none=1")  # changes no bit
-        patch.setenv("TF_NUM_INTRAOP_THREADS", "0")  # neither does this
-        assert "was computed with" not in succeed(*resumed).out
-        patch.setenv("TF_NUM_INTRAOP_THREADS", "1")
-        patch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
-        assert "computes with TF_ENABLE_ONEDNN_OPTS=0, TF_NUM_INTRAOP_THREADS=1. From now on" in succeed(*resumed).out
-        patch.delenv("TF_ENABLE_ONEDNN_OPTS")  # what TensorFlow chose by itself may be either
-        assert "was computed with TF_ENABLE_ONEDNN_OPTS=1" in succeed(*resumed).out
-    monkeypatch.setattr(machine, "cores", lambda: 77)
-    out = succeed(*resumed).out
-    assert "ckpt-1 was computed with " in out and "77 cores. From now on" in out
-    out = succeed(*resumed[:-1]).out
-    assert "77 cores. From now on" in out and out.count("was computed with") == 1
-    assert "77 cores. From now on" in (tmp_path / "run/log.txt").read_text()

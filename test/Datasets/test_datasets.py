@@ -82,9 +82,7 @@ def test_records_once_per_epoch_in_new_order(cifar_dir):
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"batch_size": 7, "pipeline_num_parallel": 1}, {"batch_size": 450, "dataset_cache": False}],
-    ids=str,
+    "changes", [{"batch_size": 7, "pipeline_num_parallel": 1}, {"batch_size": 450, "dataset_cache": False}], ids=str
 )
 def test_batch_threads_and_cache_change_no_bit(cifar_dir, changes):
     source = opened("cifar-10", cifar_dir)
@@ -229,11 +227,7 @@ def test_full_set_needs_idx_files(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("images", "labels", "named"),
-    [
-        ((40, 28, 28), [1] * 39, "39 labels"),
-        ((2, 32, 32), [0, 1], "32 x 32"),
-    ],
+    ("images", "labels", "named"), [((40, 28, 28), [1] * 39, "39 labels"), ((2, 32, 32), [0, 1], "32 x 32")]
 )
 def test_foreign_idx_files_are_named(images, labels, named, tmp_path):
     """Nothing of them is cached."""
@@ -303,29 +297,6 @@ def test_imagenet_normalises_alike_on_host_and_device(imagenet_dir, unit):
     np.testing.assert_allclose(host, device, atol=1e-5)
     mean, deviation = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]) if unit else ([123.68, 116.78, 103.94], [1, 1, 1])
     np.testing.assert_allclose(host, (raw.astype(np.float64) / (255 if unit else 1) - mean) / deviation, atol=2e-5)
-
-
-def test_imagenet_bytes_are_truncated_floats(imagenet_dir):
-    source = opened("imagenet", imagenet_dir)
-    raw = take(lambda: source.train(small()), 1)[0]["image"]
-    asked = small(eight_bit_io=True, hostside_norm=True)
-    sent = take(lambda: source.train(asked), 1)[0]["image"]
-    np.testing.assert_array_equal(sent, raw.astype(np.uint8))
-    with tf.Graph().as_default(), tf.Session() as session:
-        device = session.run(source.on_device(tf.constant(sent), asked))
-    np.testing.assert_allclose(device, sent - np.float32([123.68, 116.78, 103.94]), atol=1e-5)
-
-
-def test_crops_overlap_box_and_png_is_read(tmp_path):
-    """The box is a bright square on dark ground: every crop has at least a tenth of it."""
-    image = np.zeros((200, 300, 3), np.uint8)
-    image[150:190, 20:60] = 255
-    with tf.Graph().as_default(), tf.Session() as session:
-        encoded = session.run([tf.image.encode_jpeg(image), tf.image.encode_png(image)])
-    box = np.array([[150 / 200, 20 / 300, 190 / 200, 60 / 300]])
-    photos.write_shards(tmp_path, "train", [photos.example(data, 1, box) for data in encoded], 1)
-    got = joined(take(lambda: opened("imagenet", tmp_path).train(small(batch_size=60)), 1))
-    assert (got["image"].max((1, 2, 3)) > 200).all() and (got["label"] == 0).all()
 
 
 @pytest.mark.parametrize(
@@ -403,17 +374,3 @@ def test_generated_data_is_one_sample(name):
         np.testing.assert_allclose(device, image - np.float32([123.68, 116.78, 103.94]), atol=1e-5)
     else:
         assert abs(image[0].mean()) < 1e-4 and abs(image[0].std() - 1) < 1e-4
-
-
-def test_generated_validation_is_padded():
-    spec = published_spec("fashion-mnist")
-    elements = take(lambda: generated.GeneratedSource(spec).validation(request(batch_size=300)))
-    labels = joined(elements)["label"]
-    assert len(elements) == 7 and (labels[:2000] >= 0).all() and (labels[2000:] == -1).all()
-    assert not elements[-1]["image"][200:].any()
-    sizes = {"imagenet": (1_281_167, 50_000), "cifar-10": (50_000, 10_000), "fashion-mnist": (10_000, 2_000)}
-    for name, size in sizes.items():
-        found = published_spec(name)
-        assert (found.train_images, found.validation_images) == size
-    with pytest.raises(DataError, match="cifar-10, cifar-100"):
-        published_spec("mnist")

@@ -85,14 +85,6 @@ def test_training_names_or_skips_decompression_bomb(tmp_path, memory, capsys):
     assert "record 1 is skipped" in capsys.readouterr().err
 
 
-def test_extreme_aspect_ratio_is_never_fully_resized(memory):
-    """A row of 60,000 pixels, resized to 256 rows, would have 15 million columns."""
-    line = encoded(Image.fromarray(np.arange(60_000, dtype=np.uint32).astype(np.uint8)[None]), "PNG")
-    with tf.Graph().as_default(), tf.Session() as session:
-        image = session.run(decoding.central_crop(decoding.whole(tf.constant(line)), 224))
-    assert image.shape == (224, 224, 3)
-
-
 # --- EXIF's orientation
 
 
@@ -118,16 +110,6 @@ def test_images_are_upright_by_exif(form):
                 tags[0x0112] = number
                 again = Image.open(io.BytesIO(encoded(shown, "PNG", exif=tags)))
                 np.testing.assert_array_equal(got, np.asarray(ImageOps.exif_transpose(again)))
-
-
-def test_unreadable_exif_turns_nothing():
-    for number in (0, 9, 255):
-        assert image_headers.header(turned_to(number)[0]).orientation == 1
-    turned, _ = turned_to(6)
-    at = turned.index(b"Exif") + 6
-    for place in range(at, at + 26):
-        damaged = turned[:place] + b"\xff" + turned[place + 1 :]
-        assert image_headers.header(damaged).orientation in range(1, 9)
 
 
 XMP = '<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import unicodedata
-from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -156,16 +155,6 @@ def test_unrelated_folders_and_files_are_ignored(tmp_path):
     assert image_folder.tree(tmp_path).classes == ("ant", "bee", "export") == image_folder.classes_of(tmp_path)
 
 
-def test_linked_class_folders_count_once(tmp_path):
-    photos.write_tree(tmp_path / "pets")
-    photos.write_tree(tmp_path / "more", names=("far",), per_class=2)
-    for link, there in (("more/far/back", "more/far"), ("pets/cat/linked", "more/far"), ("pets/cat/twice", "more/far"),
-                        ("pets/cat/up", "pets"), ("pets/cat/self", "pets/cat"), ("pets/dog", "more/far")):  # fmt: skip
-        (tmp_path / link).symlink_to(tmp_path / there)
-    tree = image_folder.tree(tmp_path / "pets")
-    assert Counter(image.label for image in tree.train) == {1: 3, 2: 3, 3: 5, 4: 2}
-
-
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -194,17 +183,6 @@ def test_bad_file_stops_stream_and_is_named(tmp_path):
         with pytest.raises(tf.errors.OpError, match=r"(?s)DataError.*pets/bee/1.JPEG cannot be used"):
             take(lambda: source.train(request(batch_size=9)), 1)
     assert opened("imagefolder", tmp_path / "pets", skip_bad=1).spec.train_images == 9
-
-
-def test_damaged_validation_image_is_named(tmp_path):
-    """Its header is intact, so only validation finds the damage."""
-    for split in ("train", "val"):
-        photos.write_tree(tmp_path / "pets" / split, names=("ant", "bee"), kinds=("PNG",))
-    file = tmp_path / "pets/val/bee/1.JPEG"
-    file.write_bytes(PNG[: len(PNG) // 2])
-    result = run("train", "--dataset", "imagefolder", "--data-dir", tmp_path / "pets", "--model-size", 10, "--image-size", 32,
-                 "--iterations", 2, "--micro-batch-size", 2, "--logs-path", tmp_path / "run")  # fmt: skip
-    assert result.code in (1, 2) and str(file) in result.err and result.err.count("\n") == 1, result.err
 
 
 # --- Class names of shards -------------------------------------------------------------------------------------

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tensorflow.compat.v1 as tf
 from commands import run, succeed, variables
 from networks import recorded
 from PIL import Image
 
 from Datasets._spec import ReadRequest
 from Datasets.formats import class_names
-from Datasets.pipeline import decoding, image_files
+from Datasets.pipeline import image_files
 from Datasets.sources.registry import published_spec
 from harness.checkpoints import weights_file
 
@@ -118,32 +117,7 @@ def test_training_starts_with_bundled_weights(tmp_path, kept):
     assert "--symmetric-input" in succeed("train", *given, "--config-path", tmp_path / "c.yml", "--config", "other").out
 
 
-@pytest.mark.parametrize("host", [False, True])
-def test_symmetric_input_matches_on_host_and_device(host):
-    """127 is 0, as the padding of EfficientNet-Lite expects."""
-    from Datasets.pipeline import normalisation
-
-    request = ReadRequest(batch_size=1, image_size=2, seed=0, symmetric_input=True, hostside_norm=host)
-    with tf.Graph().as_default(), tf.Session() as session:
-        made = session.run(normalisation.normalise(tf.constant([0, 127, 255], tf.uint8), request))
-    np.testing.assert_array_equal(made, np.array([-127 / 128, 0, 1], np.float32))
-
-
 # --- files of weights ---
-
-
-def flipped(content: bytes) -> bytes:
-    half = len(content) // 2
-    return content[:half] + bytes([content[half] ^ 0xFF]) + content[half + 1 :]
-
-
-@pytest.mark.parametrize("damage", [lambda content: content[:100_000], lambda content: b"hello", flipped])
-def test_broken_weight_file_is_one_line(tmp_path, damage, drawn):
-    path = tmp_path / "broken.npz"
-    path.write_bytes(damage(weights_file.BUNDLED["efficientnet-lite0"].read_bytes()))
-    words = f"--model efficientnet --dataset imagenet --generated-data {LITE_WORDS} --seed 1"
-    result = run("validation", *words.split(), "--restore-path", path, "--predict", drawn)
-    assert result.code == 2 and str(path) in result.err and result.err.count("\n") == 1
 
 
 def test_object_array_is_never_unpickled(tmp_path):
@@ -178,19 +152,6 @@ def test_predict_names_photos(tmp_path, drawn, monkeypatch):
     assert all(len(rows) == 5 for rows in found.values())
     assert found["alpha.png"] == found["drawn.png"]
     assert sorted(tmp_path.iterdir()) == before
-
-
-@pytest.mark.parametrize("name", ["drawn.png", "tall.jpg"])
-def test_photos_are_prepared_like_validation(tmp_path, drawn, name):
-    Image.open(drawn).resize((50, 200)).save(tmp_path / "tall.jpg")
-    content = (tmp_path / name).read_bytes()
-    request = ReadRequest(batch_size=1, image_size=32, seed=0)
-    (made,) = image_files.load([str(tmp_path / name)], published_spec("imagenet"), request)
-    with tf.Graph().as_default(), tf.Session() as session:
-        record = {"image/encoded": tf.constant(content)}
-        np.testing.assert_array_equal(
-            made, session.run(decoding.central_crop(decoding.whole(record["image/encoded"]), request.image_size))
-        )
 
 
 def test_small_photos_are_padded_like_records(tmp_path):

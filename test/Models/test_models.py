@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import replace
 
 import pytest
 import tensorflow.compat.v1 as tf
-from networks import CLASSES, network, options_of, recorded
+from networks import CLASSES, network, recorded
 
 from emulator.lowering.lists import prepared
 from emulator.lowering.policy import PrecisionPolicy
@@ -15,7 +14,6 @@ from emulator.network.network import Network, Shape
 from emulator.network.recorder import Recorder
 from emulator.plan.precision import SINGLE
 from emulator.program.runtime import new_graph
-from Models._norms import BatchNorm, GroupNorm, NoNorm
 
 GN, BN = {"group_norm": True, "batch_norm": False}, {"group_norm": False, "batch_norm": True}
 G16 = {"group_dim": 16, "expand_ratio": 4}
@@ -84,15 +82,6 @@ PARAMETERS = [
     *rows("efficientnet", "cifar", GN, {"CIFAR": 1_077_932}),
     *rows("efficientnet", "cifar", G16, {"CIFAR": 1_683_420}),
 ]
-
-
-@pytest.mark.parametrize(
-    ("size", "dim", "notes"),
-    [("B6", 16, ["block1a/b"]), ("B0", 32, ["block3b/b, block4a/b"]), ("B0", 16, []), ("B7", 1, [])],
-)
-def test_indivisible_groups_are_noted(size, dim, notes):
-    module, options = options_of("efficientnet", "imagenet", model_size=size, group_dim=dim)
-    assert [note.partition(":")[0] for note in module.notes(options)] == notes
 
 
 @pytest.mark.parametrize("name, family, size, changes, count", PARAMETERS)
@@ -286,10 +275,15 @@ class Asked(dict):
         return super().__getitem__(name)
 
 
-@pytest.mark.parametrize("name, family, size", EVERY_MODEL)
+@pytest.mark.parametrize(
+    "name, family, size",
+    [("resnet", "imagenet", 18), ("resnet", "imagenet", 50), ("resnet", "cifar", 8), ("resnet", "cifar", 29)]
+    + [("resnext", "imagenet", 50), ("resnext", "cifar", 11), ("efficientnet", "imagenet", "B1")]
+    + [("efficientnet", "imagenet", "CIFAR"), ("efficientnet", "imagenet", "B6")],
+)
 def test_graph_matches_recorded_network(name, family, size):
     """Segment by segment, the graph has the recorded shapes and uses the recorded variables."""
-    changes = {"batch_norm": True} if size in ("B1", 14, 50) else {}
+    changes = {"batch_norm": True} if size in ("B1", 8, 50) else {}
     found = recorded(name, family, size, **changes)
     side, shapes = found.nodes[0].source.height, {node.outputs[0]: node.shape for node in found.nodes}
     with new_graph().as_default():
@@ -350,24 +344,6 @@ def noted(name, family, size, **changes):
         for segment in segments:
             x = segment.apply(layers, x)
     return layers
-
-
-@pytest.mark.parametrize(
-    "name, family, size, changes, expected",
-    [
-        ("resnet", "imagenet", 50, {}, GroupNorm(epsilon=1.53e-5, groups=32)),
-        ("resnext", "imagenet", 50, {}, GroupNorm(epsilon=1.53e-5, groups=32)),
-        ("resnet", "imagenet", 50, BN, BatchNorm(epsilon=1e-5)),
-        ("resnet", "cifar", 20, {}, BatchNorm(epsilon=1e-5)),
-        ("resnet", "cifar", 20, {**BN, "batch_norm": False}, NoNorm(epsilon=1e-5)),
-        ("efficientnet", "imagenet", "B0", {}, GroupNorm(epsilon=1e-3, groups=4)),
-        ("efficientnet", "imagenet", "B0", BN, BatchNorm(epsilon=1e-3)),
-    ],
-)
-def test_models_choose_their_norms(name, family, size, changes, expected):
-    for two_pass in (False, True):
-        found = noted(name, family, size, two_pass=two_pass, **changes)
-        assert set(found.policies.values()) == {replace(expected, two_pass=two_pass) if expected.fused else expected}
 
 
 def test_efficientnet_drops_as_published():

@@ -29,17 +29,6 @@ def test_wrong_words_are_named(words, said):
     assert parser.parse_args(["run", "--html", "x"]).html == "x"
 
 
-def test_empty_word_is_no_path():
-    parser = command_line.Parser()
-    parser.add_argument("runs", metavar="RUN", nargs="+")
-    parser.add_argument("--html")
-    parser.add_argument("--title", default="")
-    for words, named in ((["a", ""], "RUN"), (["a", "--html="], "--html")):
-        with pytest.raises(command_line.UsageError, match=f"^{named} needs a value"):
-            parser.parse_args(words)
-    assert parser.parse_args(["a", "--title", ""]).html is None
-
-
 def test_control_characters_in_names_break_no_line(capsys):
     def main(words: list[str]) -> int:
         raise OptionError(f"{words[1]}/file: not there", "There are: oth\x1b[31mers\nand more")

@@ -168,7 +168,3 @@ REFUSED = {
     f"{POPRUN} --num-instances 8 --num-replicas 16 --ipus-per-replica 1 python3 --config mk2_resnet50_gn_16ipus":
         "python3 --config: the script's name is missing",
 }  # fmt: skip
-NOT_HERE = {
-    "./run_and_time.sh 16 1": "run_and_time.sh",
-    "python upload_run.py --base-folder logs --name x": "upload_run.py",
-}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import os
 import random
@@ -19,20 +18,17 @@ import photos
 import pytest
 import tensorflow.compat.v1 as tf
 from commands import Result, arguments, run, succeed
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from PIL import Image
 from streams import opened, records
 
 from base import plugins
 from base.errors import DataError
 from base.process import command_line
-from Datasets.formats import class_names, tf_example, tfrecord
+from Datasets.formats import tf_example, tfrecord
 from tools.datasets import convert, listings, verify
 
 ROOT = plugins.ROOT
 COMMANDS = {"convert": convert.main, "verify": verify.main}
-QUIET = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
 ODD, PNG = photos.ODD, photos.ODD["PNG"][0]
 
 
@@ -275,32 +271,6 @@ def test_interrupted_conversion_starts_again(tmp_path):
 
 # --- Lists -----------------------------------------------------------------------------------------------------
 
-NAMES = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=12)
-
-
-@QUIET
-@given(
-    st.lists(st.tuples(NAMES, NAMES), min_size=1, max_size=20, unique_by=lambda row: row[0]),
-    st.booleans(),
-    st.booleans(),
-)
-def test_written_lists_are_read(tmp_path, rows, with_split, with_headings):
-    full = [(path, label, "train" if i % 3 else "validation") for i, (path, label) in enumerate(rows)]
-    shown = full if with_split else rows
-    file = tmp_path / "list.csv"
-    with file.open("w", encoding="utf-8", newline="") as stream:
-        csv.writer(stream).writerows(([("Path", "LABEL", "Split")[: len(shown[0])]] if with_headings else []) + shown)
-    if not with_headings and rows[0][0].lower() in listings._HEADINGS:
-        return
-    found = listings.read(file)
-    both = [*found.train, *(found.validation or ())]
-    assert {(p.file, found.classes[p.label - 1]) for p in both} == {
-        (tmp_path / path, class_names.normal(label)) for path, label in rows
-    }
-    assert (found.validation is None) != with_split
-    if with_split:
-        assert len(found.validation) == len([row for row in full if row[2] == "validation"])
-
 
 @pytest.mark.parametrize(
     ("text", "encoding"),
@@ -415,16 +385,6 @@ def test_damaged_conversion_is_named(tmp_path, content):
     assert code == 1 and found.startswith("conversion.json is damaged: ")
     with pytest.raises(DataError, match=f"{tmp_path}/conversion.json is damaged"):
         opened("imagenet", tmp_path)
-
-
-@pytest.mark.parametrize("compression", ["GZIP", "ZLIB"])
-def test_compressed_shards_are_named(tmp_path, compression):
-    with tf.io.TFRecordWriter(str(tmp_path / "train-00000-of-00001"), compression) as writer:
-        writer.write(tf_example.serialised(PNG, 1, "a"))
-    for skipped in (0, 3):
-        with pytest.raises(DataError, match=rf"train-00000-of-00001 is compressed \({compression.lower()}\)"):
-            opened("imagenet", tmp_path, skip_bad=skipped)
-    assert f"({compression.lower()})" in verified(tmp_path)[1][0]
 
 
 def test_damage_to_trees_is_named(tmp_path):

@@ -20,7 +20,6 @@ from timm_networks import recorded
 
 from base import plugins
 from base.process import command_line
-from Datasets.formats import preprocessing
 from harness.checkpoints import weights_file
 from tools import import_weights, keras_layers, weight_names
 from tools.architectures import UNKNOWN, ImportFailure
@@ -269,15 +268,6 @@ def test_keras_networks_with_other_arithmetic_are_rejected(layers, named):
     settings = {"class_name": "Functional", "config": {"layers": entries}}
     with pytest.raises(ValueError, match=named) if named else nullcontext():
         keras_layers.preprocessing(settings, {})
-
-
-def test_imagenet_statistics_of_keras_are_recognised(in_keras):
-    """They store standard deviations as variances, and a layer without weights divides again."""
-    usual = {"normalization/mean": np.float32(preprocessing.UNIT_MEAN)}
-    odd = in_keras | usual | {"normalization/variance": np.float32(preprocessing.UNIT_DEVIATION)}
-    assert "image_mean" not in import_weights.options(weight_names.identify(odd), UNKNOWN, False)
-    right = odd | {"normalization/variance": np.float32(preprocessing.UNIT_DEVIATION) ** 2}
-    assert import_weights.options(weight_names.identify(right), UNKNOWN, False)["normalise_input"] is True
 
 
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])

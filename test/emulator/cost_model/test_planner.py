@@ -14,13 +14,11 @@ from hypothesis import strategies as st
 
 from emulator.cost_model import search, systems, variants
 from emulator.cost_model.constants import FITTED
-from emulator.cost_model.kernels import SegmentCosts
 from emulator.cost_model.memory import CODE, CODE_ALWAYS, TEMPORARIES, UNEVEN
 from emulator.cost_model.prediction import Prediction, predict
 from emulator.cost_model.systems import BOW, MK1, MK2, SYSTEMS
 from emulator.cost_model.throughput import Timing
 from emulator.cost_model.workload import Workload
-from emulator.plan import partition
 from harness.planning.plan_options import run_of
 from tools import fit_planner
 
@@ -82,19 +80,6 @@ def test_all_reduce_by_hand():
         hops = 2 * (min(64, replicas) - 1) * 2 * 15e-9 * (1 + min(64, replicas) / 4)
         gateways = 2 * size * (pods - 1) / pods / (16 * 25e9) + {1: 0, 4: 4}[pods] * FITTED.gateway_seconds
         assert timing.all_reduce == pytest.approx(near + far + hops + gateways)
-
-
-def test_release_of_sdk_sets_the_rate():
-    """A recipe is predicted for the release of its values, the paper's for 2.0. No rate was published for 3.0."""
-    rates = [update_of(f"{R50} --release {each}").images_per_second for each in ("2.1", "2.3", "2.5")]
-    assert rates[0] < rates[1] < rates[2] == update_of(R50).images_per_second
-    for words, sdk in (
-        ("resnet50_mlperf_pod64_lars", 2.5), ("resnet50_mlperf_pod16_bs20 --release 2.6", 2.5),
-        ("mk2_resnet50_mlperf_pod4_bs20", 2.2), ("mk2_resnet50_gn_64ipus", 2.3), ("B0-G1-GN-Native_16IPU_2x8", 2.0),
-        ("B0-G1-GN-Native_16IPU_2x8 --release 2.4", 2.4),
-    ):  # fmt: skip
-        assert update_of(f"--config {words}", "POD64").sdk == sdk
-        assert update_of(f"--config {words}", "BOW-POD64").sdk == 2.5  # Bow needs this release
 
 
 @pytest.mark.parametrize("schedule", ["Grouped", "Interleaved"])
@@ -205,23 +190,6 @@ def test_published_peaks_are_met():
     """TFLOP/s: 124.5, 250 and 348.6 in half precision; 304, 897 and 897 MiB."""
     assert [round(ipu.peak / 1e12, 1) for ipu in (MK1, MK2, BOW)] == [124.5, 250.6, 348.6]
     assert [ipu.memory // MIB for ipu in (MK1, MK2, BOW)] == [304, 897, 897]
-
-
-def test_automatic_cuts_balance_time_then_memory():
-    """If stages of equal time fit, they are used; otherwise cuts that fit."""
-    words = "--model resnet --dataset imagenet --model-size 50 --micro-batch-size {} --shards 4 --pipeline " \
-            "--pipeline-splits auto --gradient-accumulation-count 16 --pipeline-schedule Grouped"  # fmt: skip
-    for size in range(1, 40):
-        found = planned(words.format(size))
-        costs = SegmentCosts(found.workload, MK2, FITTED).totals(0.6)
-        plan = replace(found.workload.plan, stages=partition.automatic(found.workload.network, 4, costs=costs))
-        by_time = of(replace(found.workload, plan=plan))
-        assert found.fits or not by_time.fits
-        if by_time.fits:
-            assert found.workload.plan.stages == plan.stages
-        elif found.fits:
-            return
-    raise AssertionError("no micro-batch for which memory decides")
 
 
 # --- search

@@ -19,10 +19,7 @@ from harness.run.resolve import prepare
 BASE = (
     "--dataset fashion-mnist --model-size 8 --batch-size 8 --seed 3 --optimiser momentum --precision 16.16 --no-validation"
 )
-NETS = {
-    "batch": "--model resnet --batch-norm",
-    "group": "--model resnet --group-norm",
-}
+NETS = {"batch": "--model resnet --batch-norm", "group": "--model resnet --group-norm"}
 
 
 def prepared(words: str):

@@ -103,29 +103,10 @@ def test_contiguous_groups_are_adjacent_channels(groups):
         by_hand.var((1, 2, 3), keepdims=True) + 1e-5)).max() < 1e-4  # fmt: skip
 
 
-def test_two_passes_are_more_accurate():
-    x = random(6, 2, 8, 8, 8) + 3000
-    expected = numpy_group_norm(x, 1, 0, 4, 1e-5)
-    policies = [GroupNorm(groups=4, two_pass=two_pass) for two_pass in (False, True)]
-    one, two = evaluated(lambda x: [norm_of(x, policy)[0] for policy in policies], {"x": x})
-    assert np.isfinite(one).all()  # even if rounding makes the difference of squares negative
-    assert np.abs(two - expected).max() < 5e-3 < np.abs(one - expected).max()
-
-
 def test_batch_norm_matches_float64():
     policy = BatchNorm(epsilon=1e-5)
     x = random(6, 3, 4, 5, 6) * np.arange(1, 7, dtype=np.float32) + 0.5
     assert_norm(policy, lambda *a: numpy_batch_norm(*a, policy.epsilon), x)
-
-
-def test_batch_norm_uses_given_epsilon():
-    """A wrapper raised 1e-5 to 1.001e-5, which is visible with smaller variances."""
-    x = 1e-4 * random(6, 8, 4, 4, 3)
-    for epsilon in (1e-5, 1e-3):
-        policy = BatchNorm(epsilon=epsilon)
-        y = evaluated(lambda x, policy=policy: norm_of(x, policy)[0], {"x": x})
-        expected = numpy_batch_norm(x, 1, 0, epsilon)
-        assert np.abs(y - expected).max() < 1e-4 * np.abs(expected).max()
 
 
 def test_batch_norm_reports_mean_and_biased_variance():

@@ -258,10 +258,7 @@ def called(name: str, precision, kept: dict[str, tf.Tensor], recompute: bool = F
         return forward_backward.run_pass(whole, weights, features, cells, GradientWatch(WatchedLayers({})))
 
 
-@pytest.mark.parametrize(
-    ("name", "stochastic"),
-    [(name, name in ("resnet", "efficientnet")) for name in MODELS],
-)
+@pytest.mark.parametrize(("name", "stochastic"), [(name, name in ("resnet", "efficientnet")) for name in MODELS])
 def test_everything_in_model_is_half(name, stochastic):
     """Checked for every layer's output and every gradient in the backward pass, also if a tensor has several readers; with
     stochastic rounding, and with recomputation.
@@ -453,24 +450,6 @@ def test_run_finds_its_loss_scale(tmp_path):
 def test_impossible_precision_is_rejected(words, named):
     result = run("train", *BASE.split(), *words.split(), "--dry-run")
     assert result.code == 2 and result.err.count("\n") == 1 and all(word in result.err for word in named.split())
-
-
-@pytest.mark.parametrize(("words", "random", "label"), [
-    ("--precision 16.32", "", "16.32"),
-    ("--precision 16.32 --stochastic-rounding ON", "everywhere", "16.32_SR"),
-    ("--precision 16.32 --no-stochastic-rounding", "", "16.32_noSR"),
-    ("--stochastic-rounding ON", "of updates", "16.16"),
-    ("--precision 32.32 --stochastic-rounding all", "", "32.32"),
-    # the format of the updated weights decides, not the name of the precision
-    ("--precision 16.32 --force-weight-to-fp16 conv", "of updates", "16.32"),
-    ("--optimiser momentum --offload-fp32-weight-copy", "", "16.16"),
-    ("--force-weight-to-fp32 all/", "", "16.16"),
-])  # fmt: skip
-def test_update_formats_decide_stochastic_rounding(words, random, label):
-    run = prepare(cli.parse(f"{BASE} {words}".split(), "train", environ={}).options, {})
-    summary = run.plan.precision.summary(run.network.variables)
-    assert (f"stochastic rounding {random}" in summary) if random else "stochastic" not in summary
-    assert run.name.endswith(f"_{label}")
 
 
 @pytest.mark.parametrize("rule", ["back-off", "largest"])

@@ -188,25 +188,6 @@ def test_variances_are_exact_far_from_zero():
     np.testing.assert_allclose(y.astype(np.float64).var((1, 2)), 1, rtol=1e-4)
 
 
-@pytest.mark.parametrize("switch", ["1", "off"])
-def test_one_pass_norms_far_from_zero(switch, monkeypatch):
-    """E[x^2] - E[x]^2 is a small difference of large numbers. It is exact enough at 30 deviations. From 10^5 on it is negative for
-    some of these samples, and then counts as 0.
-    """
-    monkeypatch.setenv(library.SWITCH, switch)
-    noise, ones = np.random.default_rng(6).normal(0, 1, (16, 30, 30, 4)).astype(np.float32), np.ones(4)
-    norm = grouped(GroupNorm(groups=4, epsilon=1e-5), "linear")
-    for mean, deviation in ((30, 1), (100, 1e-3), (1000, 1e-3)):
-        x = np.float32(mean + deviation * noise)
-        wide = x.astype(np.float64)
-        wide -= wide.mean((1, 2), keepdims=True)
-        y, *slopes = outcome(norm, {"x": x, "gamma": ones, "beta": 0 * ones, "dy": noise}, np.float32)
-        assert all(np.isfinite(each).all() for each in (y, *slopes))
-        assert np.abs(y).max() <= np.abs(wide).max() / np.sqrt(1e-5) + 1
-        if deviation == 1:
-            np.testing.assert_allclose(y, wide / wide.std((1, 2), keepdims=True), atol=1e-2)
-
-
 # with gamma 0, beta is the input of the activation: at a kink the slope is 0, as in TensorFlow
 KINKS = {
     "relu": {-(2.0**-14): 0, 0.0: 0, 2.0**-14: 1},

@@ -8,10 +8,10 @@ import pytest
 from commands import succeed
 
 from base.errors import OptionError
-from emulator.plan import ipu_ids, plan
+from emulator.plan import plan
 from emulator.plan.machine import Machine
 from emulator.plan.plan import PlanError
-from harness.commands import cli, gc_info
+from harness.commands import cli
 from harness.run.resolve import prepare
 from harness.run.run import Run
 
@@ -27,16 +27,6 @@ def resolved(words: str, there: Machine, **request: object) -> plan.ExecutionPla
     run = prepared(words)
     asked = dataclasses.replace(run.options.device, **request)
     return plan.resolve(asked, run.network, there, micro_batch_size=4, accumulation=8)
-
-
-@pytest.mark.parametrize(("size", "ids"), [(1, 1), (2, 3), (4, 7), (16, 31), (64, 127)])
-def test_device_ids_are_single_ipus_then_groups(size, ids):
-    found = ipu_ids.devices(size)
-    assert [device.id for device in found] == list(range(ids))
-    assert [len(device.ipus) for device in found] == sorted(len(device.ipus) for device in found)
-    for group in {len(device.ipus) for device in found}:
-        covered = [ipu for device in found if len(device.ipus) == group for ipu in device.ipus]
-        assert covered == list(range(size))
 
 
 @pytest.mark.parametrize(
@@ -72,16 +62,6 @@ def test_impossible_devices_are_rejected(words, named):
     with pytest.raises(OptionError) as error:
         prepared(f"{RESNET} {words}")
     assert all(word in str(error.value) for word in named.split())
-
-
-def test_gc_info_lists_every_device(capsys):
-    assert gc_info.main(["-l"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 1 + 31
-    assert lines[1] == "-+- Id: [0], target: [emulated], IPU 0"
-    assert lines[-1] == "-+- Id: [30], target: [emulated], IPUs 0 to 15"
-    assert gc_info.main(["--ipus", "40"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 1 + 127
 
 
 def test_stages_use_available_graphics_cards():

@@ -75,14 +75,6 @@ def test_documented_splits_are_accepted(segments, names):
     assert sum(stages, ()) == segments
 
 
-def test_case_matters_only_between_equal_names():
-    assert firsts(split(B0, ["BLOCK2A/se", "Block4A", "top"], 4))[1:] == ["block2a/SE", "block4a", "Top"]
-    assert firsts(split(RN50, ["Stage3/Unit2/ReLU", "FC1"], 3))[1:] == ["b3/1/relu", "fc1"]
-    alike = ("a", "X", "x", "Y")
-    assert split(alike, ["X"], None) == (("a",), ("X", "x", "Y"))
-    assert split(alike, ["x"], None) == (("a", "X"), ("x", "Y"))
-
-
 # --- rejected splits
 
 
@@ -130,17 +122,6 @@ def test_balanced_finds_best_cuts():
     assert tried > 200
 
 
-def tiny(*rows):
-    """Return a network of (segment, op, source, shape, kernel size)."""
-    nodes = tuple(
-        Node(op=op, inputs=(k,), outputs=(k + 1,), segment=segment, scope=segment, source=Shape(*source), shape=Shape(*shape),
-             kernel=kernel)
-        for k, (segment, op, source, shape, kernel) in enumerate(rows)
-    )  # fmt: skip
-    segments = tuple(dict.fromkeys(node.segment for node in nodes))
-    return Network(segments, nodes, (0,), tuple(range(1, 1 + len(segments))))
-
-
 # --- the automatic sharder
 
 
@@ -160,11 +141,3 @@ def test_automatic_cuts_are_allowed_and_best(parts, include, only):
     assert largest(stages) == min(
         largest(split(counted.segments, names, parts)) for names in itertools.combinations(places, parts - 1)
     )
-
-
-def test_costs_decide_cuts():
-    filters = {"a": 5, "b": 1, "c": 1, "d": 2}  # of a pixel with one channel, so that each is one multiply-add
-    counted = tiny(*((name, "conv", (1, 1, 1), (1, 1, count), 1) for name, count in filters.items()))
-    assert automatic(counted, 2) == (("a",), ("b", "c", "d"))
-    assert automatic(counted, 2, exclude=["b"]) == (("a", "b"), ("c", "d"))
-    assert automatic(counted, 2, include=["d", "c"], exclude=["c"]) == (("a", "b", "c"), ("d",))

@@ -141,30 +141,3 @@ def test_non_finite_slots_stop_before_saving(words, gentler, together):
     )
     # a safety checkpoint belongs to instance 0 alone: it would wait for the others, and they for its next update
     assert team.agreed_to_stop == together
-
-
-@pytest.mark.parametrize(("words", "found_scale", "ratio"), [
-    ("--loss-scaling 128", None, 1),
-    ("--loss-scaling 8", None, 1 / SMALL),
-    ("--loss-scaling 8", 64, 1 / 8),  # automatic scaling is dropped
-    ("--loss-scaling 8 --automatic-loss-scaling largest", None, 1 / SMALL),  # automatic scaling starts
-    ("--loss-scaling 8 --automatic-loss-scaling largest", 64, 1),  # automatic scaling continues
-])  # fmt: skip
-def test_gradient_sizes_follow_loss_scale(words, found_scale, ratio, stopped):
-    """With a larger scale, adaptive formats would overflow at the first update; with a smaller one they would lose precision.
-    New runs with those weights measure their own gradients and take over the sizes of the activations.
-    """
-    own = [*BASE, "--precision", "8.32", "--optimiser", "momentum", "--format-scaling", *words.split()]
-    asked = prepare(cli.parse(own, "train", environ={}).options, {})
-    history = np.full([len(asked.plan.precision.scaled_kernels), 2], 40, np.float32)
-    values, newest = {**variables(stopped, 4), "format_scaling": history}, Checkpoint.at(stopped, 4)
-    if found_scale:
-        values["loss_scaling"] = np.float32([found_scale, 3, 0])
-    resumed, lines = conversion.resumed_tensors(asked, newest, values)
-    np.testing.assert_array_equal(resumed["format_scaling"], history * [1, ratio])
-    notes = [line for line in lines if line.startswith("--format-scaling")]
-    assert len(notes) == (ratio != 1) and all(f"multiplied by {ratio:g}" in line for line in notes)
-    begun, lines = conversion.initial_tensors(asked, newest, values)
-    np.testing.assert_array_equal(begun["format_scaling"], history * [1, 0])
-    assert any(line.startswith("--format-scaling resets the sizes of gradients") for line in lines)
-    assert values["format_scaling"] is history and history.all()

@@ -196,27 +196,12 @@ def test_run_resumes_without_arguments_json(finished, tmp_path):
     assert "--init-path is not possible" in refused("restore", "--restore-path", folder, "--init-path", folder)
 
 
-def test_damaged_record_starts_no_run(without_manifests):
-    (without_manifests / "arguments.json").write_text('{"image_size": "32"}')
-    before = tree(without_manifests)
-    assert "image_size is '32' but must be" in refused("train", *GENERATED, "--init-path", without_manifests)
-    assert tree(without_manifests) == before
-
-
 def test_run_directory_is_not_overwritten(finished, tmp_path):
     before = tree(finished.folder)
     for script, *more in (("train",), ("train", "--dry-run"), ("validation",)):
         message = refused(script, *GENERATED, *more, "--logs-path", finished.folder)
         assert f"--logs-path {finished.folder}" in message and f"restore.py --restore-path {finished.folder}" in message
     assert tree(finished.folder) == before
-
-
-@pytest.fixture
-def without_manifests(finished, tmp_path) -> Path:
-    for kept in finished.folder.iterdir():
-        if not kept.name.endswith(".manifest.json"):
-            (tmp_path / kept.name).write_bytes(kept.read_bytes())
-    return tmp_path
 
 
 # In a separate process
@@ -256,12 +241,6 @@ def test_option_queries_do_not_import_tensorflow(script, tmp_path):
             assert all(
                 (phrase in result.stdout) == (script == "train") for phrase in ("learning rate", "Updates: ", " updates per")
             )
-
-
-def test_terminal_without_unicode_works(tmp_path):
-    result = subprocess.run([sys.executable, str(ROOT / "train.py"), *GENERATED, "--dry-run"], capture_output=True, timeout=60,
-                            cwd=tmp_path, env={**os.environ, "PYTHONIOENCODING": "ascii"})  # fmt: skip
-    assert (result.returncode, result.stderr) == (0, b"")
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -52,20 +52,3 @@ def test_random_delays_name_nobody():
     stragglers = group(3)
     assert messages(stragglers, *[[2.0 if k == u % 3 else 1.0 for k in range(3)] for u in range(3)]) == []
     assert messages(stragglers, [1.0, 9.0, 1.0], *[[1.0, 0.9, 1.0]] * 7) == []
-
-
-def test_few_updates_name_nobody():
-    stragglers = group(2)
-    stragglers.add(np.asarray([[1.0, 9.0]] * 15, np.float32))
-    assert stragglers.notes() == []
-    stragglers.add(np.asarray([[1.0, 9.0]], np.float32))
-    assert len(stragglers.notes()) == 1
-    brief = group(2)
-    brief.add(np.asarray([[0.01, 0.09]] * 50, np.float32))
-    assert brief.notes() == []
-
-
-def test_single_process_is_never_slow():
-    stragglers = Stragglers(Cluster())
-    stragglers.add(np.zeros([40, 0], np.float32))
-    assert stragglers.notes() == []

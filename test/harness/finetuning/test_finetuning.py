@@ -12,7 +12,6 @@ from PIL import Image
 
 from base.errors import DataError
 from harness.checkpoints import read
-from harness.checkpoints.checkpoint import Checkpoint
 from harness.finetuning import survey
 from harness.run import validations
 
@@ -108,33 +107,6 @@ def test_wrong_options_fail_before_training(words, named, tmp_path):
     given = [images if word == "PHOTOS" else word for word in words.split()]
     refused = finetuned(*given, *["--logs-path", tmp_path / "logs"] * bool(given))
     assert refused.code == 2 and named in refused.err and not (tmp_path / "logs").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        ("--model squeezenet --dataset fashion-mnist", "relu"),
-        ("--model-size 8 --dataset cifar-10 --generated-data", "random"),
-    ],
-)
-def test_unfit_classifier_is_rejected(words, named, tmp_path):
-    words = (*words.split(), "--no-validation", "--micro-batch-size", 2, "--iterations", 1)
-    begun = run("train", *words, "--logs-path", tmp_path / "begun")
-    assert begun.code == 0, begun.err
-    refused = run("train", *words, "--logs-path", tmp_path / "l", "--init-path", tmp_path / "begun", "--fit-classifier")
-    assert refused.code == 2 and "--fit-classifier" in refused.err and named in refused.err and not (tmp_path / "l").exists()
-
-
-def test_fp32_copy_of_classifier_is_fitted(tmp_path):
-    """Updates change the copy, not the narrower weight."""
-    network = ("--model", "resnet", "--model-size", 10, "--precision", "16.16", "--offload-fp32-weight-copy")
-    words = (write_images(tmp_path / "p", 4), *network, *SMALL, "--image-size", 32, "--no-validation", "--iterations", 1)
-    assert run("train", *words, "--logs-path", tmp_path / "begun").code == 0
-    fitted = run("train", *words, "--logs-path", tmp_path / "l", "--init-path", tmp_path / "begun", "--fit-classifier")
-    assert fitted.code == 0, fitted.err
-    values = read.tensors(Checkpoint(str(tmp_path / "l" / "ckpt-0")))
-    copies = {name: value for name, value in values.items() if name.endswith(("dense/kernel/fp32", "dense/bias/fp32"))}
-    assert copies and all(np.allclose(values[name[:-5]], value, rtol=1e-3, atol=1e-6) for name, value in copies.items())
 
 
 def test_best_weights_count_and_same_call_resumes(tmp_path):

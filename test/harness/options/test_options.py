@@ -265,10 +265,7 @@ PREPARED: dict[str, tuple[str, str, set[str]]] = {
     },
     **{  # also the initial rate of the curve, and the update in a log row
         f"polynomial_decay_lr/{name}": (BASE + " --lr-schedule polynomial_decay_lr", words, {"rates", "peak", "length"})
-        for name, words in [
-            ("poly_lr_early", "--poly-lr-early"),
-            ("poly_lr_decay_steps", "--poly-lr-decay-steps 20000"),
-        ]
+        for name, words in [("poly_lr_early", "--poly-lr-early"), ("poly_lr_decay_steps", "--poly-lr-decay-steps 20000")]
     },
 }
 HALF, CLOTHES = "--precision 16.16", "--dataset fashion-mnist"
@@ -290,11 +287,7 @@ BUILT: dict[str, tuple[str, str, set[str]]] = {
     "cutmix_lambda": (CLOTHES, "--cutmix-lambda 0.6", {"weights", "loss"}),
     "cutmix_version": (f"{CLOTHES} --cutmix-lambda 0.6", "--cutmix-version 2", {"weights", "loss"}),
     "precision": ("", "--precision 16.32", {"weights", "loss"}),
-    "fp32_accumulators": (
-        "--precision 16.32 --gradient-accumulation-count 3 --fold 1",
-        "--fp32-accumulators",
-        {"weights"},
-    ),
+    "fp32_accumulators": ("--precision 16.32 --gradient-accumulation-count 3 --fold 1", "--fp32-accumulators", {"weights"}),
     "weight_format": (HALF, "--weight-format e4m3fn", {"weights", "loss"}),
     "activation_format": (HALF, "--activation-format e5m2", {"weights", "loss"}),
     "gradient_format": (HALF, "--gradient-format e5m2fnuz", {"weights", "loss"}),

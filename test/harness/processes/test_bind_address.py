@@ -56,8 +56,7 @@ def test_server_binds_listed_or_requested_address(asked, hosts, expected, networ
 
 
 @pytest.mark.parametrize(
-    ("asked", "part"),
-    [("elsewhere", r"elsewhere \(192.0.2.7\)"), ("192.0.2.9", "192.0.2.9"), ("nowhere", "nowhere")],
+    ("asked", "part"), [("elsewhere", r"elsewhere \(192.0.2.7\)"), ("192.0.2.9", "192.0.2.9"), ("nowhere", "nowhere")]
 )
 def test_address_of_another_host_is_rejected(asked, part, network):
     with pytest.raises(OptionError, match=f"^--bind {part}"):

@@ -7,9 +7,7 @@ import random
 
 import pytest
 
-from harness.options.sections import CheckpointOptions
-from harness.processes import checkpoint_interval
-from harness.processes.checkpoint_interval import best_interval, lost_share, safety_interval
+from harness.processes.checkpoint_interval import best_interval, lost_share
 
 
 def simulated(interval: float, saving: float, restarting: float, between: float, failing: int = 20_000) -> float:
@@ -42,17 +40,3 @@ def test_interval_minimises_lost_time(saving, between):
         lost <= lost_share(best * factor, saving, 30, between) + 1e-3 * lost for factor in (0.5, 0.8, 0.95, 1.05, 1.25, 2)
     )
     assert abs(best / math.sqrt(2 * saving * between) - 1) < 0.4  # Young's formula
-
-
-def test_saving_slower_than_failures_is_handled():
-    assert best_interval(100, 40) == 40
-    assert best_interval(0, 3600) > 1
-
-
-def test_option_beats_formula():
-    options = {"mtbf_hours": 2.0}
-    assert safety_interval(CheckpointOptions(safety_ckpt_minutes="3.5"), 9, 1) == 210
-    assert safety_interval(CheckpointOptions(safety_ckpt_minutes="0"), 9, 1) == 0
-    auto = CheckpointOptions(safety_ckpt_minutes="auto", **options)
-    assert safety_interval(auto, 4, 0.5) == best_interval(0.5, 1800)
-    assert safety_interval(auto, 4, None) == checkpoint_interval._UNTIL_KNOWN

@@ -48,33 +48,6 @@ class Team:
         return value if self.is_first else self._first
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ([{}, {}], ["logs/N_worker0_XYZ", "logs/N_worker1_XYZ"]),
-        ([{"name": "N_a", "name_suffix": "a"}, {"name": "N_b", "name_suffix": "b"}], ["logs/N_a_XYZ", "logs/N_b_XYZ"]),
-        ([{"name": "N_a", "name_suffix": "a"}] * 2, ["logs/N_a_worker0_XYZ", "logs/N_a_worker1_XYZ"]),
-        ([{"logs_path": "it"}] * 2, ["it", "it_worker1"]),
-        ([{"logs_path": "it"}, {"logs_path": "there/it"}], ["it", "there/it"]),
-        ([{}, {"log_dir": "there"}], ["logs/N_worker0_XYZ", "there/N_worker1_XYZ"]),
-    ],
-)
-def test_each_instance_has_its_own_folder(given, expected, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    letters = iter("XYZ" * 9)
-    monkeypatch.setattr(folders.secrets, "choice", lambda alphabet: next(letters))
-    standard = {"name": "N", "name_suffix": None, "log_dir": "logs", "logs_path": None}
-    configs = [{**standard, **config} for config in given]
-    for k, config in enumerate(configs):
-        implied = len({each.get("name_suffix") for each in given}) > 1
-        own = {name: config[name] for name in standard if name != "name"}
-        options = Options(LoggingOptions(**own, log_all_instances=not implied), CheckpointOptions())
-        run = Instance(options, config["name"], Cluster(("a:1", "b:1"), k, source="TF_CONFIG"))
-        recorded, folder = folders.begin(run, Team(k, configs, tmp_path / expected[0]))
-        assert folder == tmp_path / expected[k] and len(recorded.folders) == 2
-        assert folder.is_dir()
-
-
 def record(folder: Path, instance: int, listed: list[str], run_id: str = "a") -> None:
     folder.mkdir(exist_ok=True)
     content = {"instance": instance, "instance_folders": listed, "run_id": run_id}

@@ -60,12 +60,3 @@ def test_eight_bits_hold_the_weights():
     step = np.abs(kernel).max(0) / 127
     exact, rounded = (x @ each + bias for each in (kernel, np.rint(kernel / step) * step))
     assert np.abs(rounded - exact).max() < 0.1 * exact.std()
-
-
-def test_constant_features_and_single_samples_work():
-    x, labels = clusters(30, 6, 2, 0.3)
-    x[:, 2] = 7
-    kernel, _ = fit(x, labels, 2, 0.1, ONES[:30])
-    assert np.isfinite(kernel).all() and not kernel[2].any()
-    penalty, accuracy = choose_penalty(x[:2], labels[:2], 2, ONES[:2])
-    assert np.isnan(accuracy) and np.isfinite(fit(x[:2], labels[:2], 2, penalty, ONES[:2])[0]).all()

@@ -129,14 +129,6 @@ def test_numbers_match_rows(reported, trained):
     assert f"{training[-1]['iteration']} of {training[-1]['iteration']} updates, " in text
 
 
-def test_differing_options_are_shown(reported, trained):
-    changed = {name: values for name, *values in run_folder.changed_options(run_folder.read(trained))}
-    assert changed["--width-coefficient"] == ["0.25", "none"] and changed["--epochs"][0] == "2"
-    assert changed["--seed"] == ["3", "none"] and changed["--model"] == ["efficientnet", "resnet"]
-    assert not {"--momentum", "--logs-path", "--num-classes", "--global-batch-size", "--stop-after"} & set(changed)
-    assert "--width-coefficient" in Page(reported).text
-
-
 @pytest.fixture(scope="module")
 def answers(trained) -> validation_results.Evaluation:
     return validation_results.evaluate(trained, lambda line: None)

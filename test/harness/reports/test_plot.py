@@ -4,7 +4,6 @@ import csv
 import math
 import xml.etree.ElementTree as ET
 
-import pytest
 from figures import SVG, checked
 
 from base.errors import OptionError
@@ -46,13 +45,6 @@ def test_chart_has_every_series():
     assert {line: len(points) for line, points in lines.items()} == expected
     assert {"a run & its <name>", "Loss", "Top-1 accuracy, %", "Learning rate", "epoch"} <= set(checked(svg))
     assert "best validation top-1: 70.00 % at epoch 7" in checked(svg)
-
-
-@pytest.mark.parametrize("rows", [0, 1, 2])
-@pytest.mark.parametrize("validations", [0, 1])
-def test_few_rows_make_chart(rows, validations):
-    svg = run_svg(training(rows), validation(validations), "short")
-    assert checked(svg).count("no rows yet") == (0 if rows else 1 if validations else 3)
 
 
 def test_invalid_values_break_line():

@@ -192,10 +192,7 @@ def test_available_memory_includes_swap(tmp_path):
     assert host_limits.hard_bytes(tmp_path / "nowhere") is None
 
 
-@pytest.mark.parametrize(
-    "option, expected",
-    [("-v", "ulimit -v allows 1.8 GB"), ("-d", "ulimit -d allows 0.4 GB")],
-)
+@pytest.mark.parametrize("option, expected", [("-v", "ulimit -v allows 1.8 GB"), ("-d", "ulimit -d allows 0.4 GB")])
 def test_ulimit_error_is_one_line(tmp_path, option, expected):
     kilobytes = 1_800_000 if option == "-v" else 400_000
     command = [

@@ -119,8 +119,7 @@ def test_whole_epochs_end_at_checkpoints(images, batch):
 
 
 @pytest.mark.parametrize(
-    "rest, steps",
-    [({"log_freq": 10}, 10), ({"log_freq": 30}, 3), ({"log_freq": 500}, 1), ({"logs_per_epoch": 16}, 16)],
+    "rest, steps", [({"log_freq": 10}, 10), ({"log_freq": 30}, 3), ({"log_freq": 500}, 1), ({"logs_per_epoch": 16}, 16)]
 )
 def test_averaging_window_ends_with_run(rest, steps):
     assert of(1000, **rest).window_steps == steps

@@ -114,11 +114,7 @@ def test_one_class_or_no_validation_is_reported(tmp_path):
         (tmp_path / name / "1.jpg").write_bytes(photos.jpegs(1)[0])
         if name == "cat":
             alone = run("train", *words, "--no-validation")
-    assert (alone.code, alone.err.count("\n"), "imagefolder has only one class" in alone.err) == (
-        2,
-        1,
-        True,
-    )
+    assert (alone.code, alone.err.count("\n"), "imagefolder has only one class" in alone.err) == (2, 1, True)
     unseen = "no validation images in "
     out = run("train", *words, "--dry-run").out
     assert f"warning: data set imagefolder: {unseen}" in out and "or train with --no-validation" in out

@@ -242,8 +242,7 @@ def test_restore_drops_later_rows_and_validates_gaps(unbroken, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "dataset"),
-    [("--generated-data", "cifar-10"), ("--synthetic-data", "imagenet --model-size 10 --image-size 32")],
+    ("kind", "dataset"), [("--generated-data", "cifar-10"), ("--synthetic-data", "imagenet --model-size 10 --image-size 32")]
 )
 def test_generated_and_synthetic_data_are_learnt(kind, dataset, tmp_path):
     result = succeed("train", "--model-size", 8, "--dataset", *dataset.split(), kind, "--precision", "32.32", "--batch-size", 4, "--iterations", 30, "--log-freq", 10,
