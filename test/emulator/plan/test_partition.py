@@ -10,7 +10,6 @@ import random
 
 import pytest
 
-from emulator.network.network import Network, Node, Shape
 from emulator.network.recorder import record
 from emulator.plan.partition import PartitionError, automatic, balanced, segment_costs, split
 

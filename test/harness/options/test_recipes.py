@@ -13,13 +13,10 @@ from typing import Any
 import pytest
 
 from base.errors import OptionError
-from base.process import command_line
-from harness.cluster import membership
 from harness.commands import cli
 from harness.options import configs
 from harness.options.releases import VINTAGES, version
 from harness.options.sources import DEFAULT_CONFIG_PATH
-from harness.run.recorded_arguments import arguments
 from harness.run.resolve import prepare
 from harness.run.run import Run
 
@@ -230,41 +227,6 @@ def test_release_names_select_their_values():
     assert {name for release in RELEASES for name in REFERENCE[release]} == set(spans)
 
 
-@pytest.mark.parametrize("words", ["mk2_efficientnet_b4_g16_16ipus --release v2.1.0", "mk2_efficientnet_b4_g16_16ipus@2.1",
-                                   "mk2_efficientnet_b4_g16_16ipus"])  # fmt: skip
-def test_release_is_named_everywhere(words):
-    """In the note of plan and log, in --explain and in arguments.json; also for the plain name."""
-    run = resolved(*words.split(), "--generated-data")
-    release = "2.5" if words.endswith("16ipus") else "2.1"
-    (note,) = [note for note in run.notes if "release" in note]
-    assert note.startswith("configuration mk2_efficientnet_b4_g16_16ipus ") and release in note
-    assert ("other values" in note) == (release == "2.5")
-    rows = {line.split()[0]: line.split(None, 2)[1:] for line in cli.explain(run.options).splitlines()}
-    # the plain name only selects the values
-    asked, usual = release if release == "2.1" else None, "default; the values are from 2.5, the last release with mk2_eff"
-    assert (rows["release"][0] == (asked or "(not") and usual in rows["release"][1]) or rows["release"][1].startswith(
-        "command"
-    )
-    assert "@2.1 (configs.yml:" in rows["shards"][1] or release == "2.5"
-    recorded = arguments(run, "", {})
-    resumed = cli.parse(["--generated-data"], "restore", recorded, {}).options  # a resumed run is predicted for it, too
-    assert resumed.values_release == recorded["values_release"] == release
-    assert recorded["release"] == asked and recorded["sources"]["release"] in rows["release"][1]
-
-
-def test_release_without_name_is_error():
-    for name, release, first in (
-        ("resnet50_gn_16ipus", "2.1",
-         "configuration 'resnet50_gn_16ipus' exists in releases 2.6 to 3.0, not in 2.1; did you mean mk2_resnet50_gn_16ipus"),
-        ("mk2_efficientnet_b4_g1_32ipus", "2.4", "'mk2_efficientnet_b4_g1_32ipus' exists in release 2.5, not in 2.4; did"),
-        ("mk2_resnet50_gn_16ipus", "2.7", "no release '2.7'; did you mean 2.6, 2.5 or 2.4?\nAvailable: 2.0, 2.1, 2.2, 2.3, "),
-        ("mk2_resnet50_gn_16ipus", "new", "no release 'new'\nAvailable: 2.0"),
-    ):  # fmt: skip
-        with pytest.raises(OptionError) as caught:
-            cli.parse(["--config", name, "--release", release], "train", None, {})
-        assert first in command_line.escaped_message(caught.value)  # with its lists on separate lines
-
-
 def of_release(release: str | None, words: str) -> Run:
     return resolved("quickstart", *words.split(), *(["--release", release] if release else []))
 
@@ -298,47 +260,6 @@ def test_first_releases_save_after_outer_steps():
         points = [10, 90, 100] if release in ("1.3", "1.4", "2.0") else [100]
         assert of_release(release, words).length.checkpoint_points() == points
     assert of_release("1.3", f"{words} --ckpts-per-epoch 0 --no-validation").length.checkpoint_points() == []
-
-
-@pytest.mark.parametrize(
-    ("words", "batch", "remedy"),
-    [
-        ("", 768, None),
-        ("--replicas 2", 192, "--gradient-accumulation-count 32"),
-        ("--batch-size 6", 384, "--gradient-accumulation-count 16"),
-        ("--pipeline-depth 4", 384, "--gradient-accumulation-count 8"),
-        ("--micro-batch-size 10", 640, "--micro-batch-size 12"),
-        ("--replicas 7", 672, "the configuration's --micro-batch-size"),
-        ("--micro-batch-size 6 --gradient-accumulation-count 16", 768, None),
-        ("--global-batch-size 1536", 1536, None),  # a batch that the user names is meant
-    ],
-)
-def test_a_changed_global_batch_is_reported(words, batch, remedy):
-    run = resolved("B0-G1-GN-Native_16IPU_2x8", "--generated-data", *words.split())
-    found = [note for note in run.notes if "global batch" in note]
-    assert run.plan.global_batch == batch and len(found) == (remedy is not None)
-    assert all(f"768, but this run has {batch}; to restore it, give {remedy}" in note for note in found)
-    if remedy and remedy.startswith("--"):
-        name = remedy.split()[0]
-        kept = [] if name.startswith("--micro") else words.replace("--pipeline-depth 4", "").split()
-        restored = resolved("B0-G1-GN-Native_16IPU_2x8", "--generated-data", *kept, *remedy.split())
-        assert restored.plan.global_batch == 768
-
-
-def test_poprun_with_stages_and_replicas_exchanged_is_reported():
-    environ = {membership.TOTAL: "2", membership.LOCAL: "1", membership.OFFSET: "0", membership.IPUS: "2"}
-    environ[membership.ADDRESSES] = "localhost:1,localhost:2"
-    parsed = cli.parse(["--config", "B0-G1-GN-Native_16IPU_2x8", "--generated-data"], environ=environ)
-    (note,) = [note for note in prepare(parsed.options, environ).notes if "global batch" in note]
-    assert "768, but this run has 192" in note and note.endswith("give poprun --num-replicas 8")
-
-
-def test_large_batch_is_equal_on_every_system():
-    """6,144 images per update for any number of IPUs, as the article on scaling compares."""
-    runs = [resolved(f"mk2_efficientnet_b4_g16_{ipus}ipus", "--generated-data") for ipus in (16, 32, 64, 128, 256)]
-    assert [run.plan.ipus for run in runs] == [16, 32, 64, 128, 256]
-    assert {run.plan.global_batch for run in runs} == {6144} and {round(run.peak_rate, 3) for run in runs} == {8.485}
-    assert {run.learning_rate(5000) for run in runs} == {runs[0].learning_rate(5000)}
 
 
 def test_mlperf_rates_end_on_schedule():
