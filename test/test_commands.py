@@ -38,38 +38,6 @@ def test_printed_commands_run(name, tmp_path):
     assert any("dense" in key for key in moved) and len(moved) > 10
 
 
-def test_printed_inference_runs(tmp_path):
-    words = shlex.split(manual.COMMANDS["v13-inference"])[2:]
-    succeed("validation", *words, "--image-size", 32, "--repeat", 2, "--logs-path", tmp_path / "v")
-    assert [row["val_size"] for row in rows(tmp_path / "v/validation.csv")] == ["512"] * 2
-
-
-def test_documented_workflow_runs(tmp_path):
-    """Half the resolution, the average, a fine-tuned classifier, validation, with the full network."""
-    smaller = "--generated-data --batch-size 2 --gradient-accumulation-count 2 --seed 1 --no-validation"
-    name = "B0-G16-GN-Half_16IPU_2x8"
-    words = (
-        f"--config {name} {smaller} --image-size 32 --replicas 2 --iterations 2 --ckpts-per-epoch 1000000 --warmup-epochs 0"
-    )
-    succeed("train", *words.split(), "--logs-path", tmp_path / "half")
-    tuning = shlex.split(
-        manual.COMMANDS["meme-fine-tune"].replace("<RUN>/ckpt-0", str(tmp_path / "half/ckpt/weight_avg_exp_0.97"))
-    )
-    fewer = f"{smaller} --image-size 64 --replicas 4 --iterations 1 --warmup-epochs 0"
-    tuning = [word for word in tuning[2:] if not word.startswith("--epochs")]
-    succeed("train", *tuning, *fewer.split(), "--logs-path", tmp_path / "tuned")
-    before, after = variables(tmp_path / "tuned", 0), variables(tmp_path / "tuned", 1)
-    moved = {key for key in before if not np.array_equal(before[key], after[key])} - {"global_step"}
-    assert moved and all("Top" in key for key in moved)
-    succeed(
-        "validation",
-        *f"--config B0-G16-GN-Native_16IPU_2x8 --generated-data --image-size 64 --batch-size 16 --restore-path {tmp_path}/tuned".split(),
-        "--logs-path",
-        tmp_path / "v",
-    )
-    assert [row["name"] for row in rows(tmp_path / "v/validation.csv")] == ["ckpt-0", "ckpt-1", "weight_avg_exp_0.97"]
-
-
 NETWORKS = {
     "resnet": "--model resnet --model-size 8",
     "resnet-bottleneck": "--model resnet --model-size 11",

@@ -533,16 +533,6 @@ def test_lost_network_link_ends_both_hosts(tmp_path):
 # Wrong input, in this process
 
 
-@pytest.mark.parametrize("question", ["--dry-run", "--help"])
-def test_poprun_query_is_answered_once(question, monkeypatch):
-    for instance in (0, 1):
-        for name, value in launch.layout(2, 2, 1, (), None).variables(instance).items():
-            monkeypatch.setenv(name, value)
-        assert bool(succeed("train", "--config", "quickstart", question).out) == (instance == 0)
-    monkeypatch.setenv("POPDIST_ONLY_OUTPUT", "1")
-    assert succeed("train", "--config", "quickstart", question).out
-
-
 def test_poprun_alone_decides_replicas(monkeypatch, tmp_path):
     """Its broadcasts are recorded. One process without poprun may validate or resume the run."""
     folder, given = tmp_path / "run", [*FEW.split(), "--no-validation", "--epochs-per-sync", 1, "--replicas", 2]

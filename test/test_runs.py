@@ -118,11 +118,6 @@ def test_nested_run_keeps_outer_run(logs, place):
     assert (inside / "ckpt-1.index").exists() and (logs / "done/ckpt-6.index").exists()
 
 
-def test_leftovers_of_writer_are_no_nested_run(logs):
-    made(logs / "done/.saving-abc", 7)
-    assert called(logs, "--remove", "done", "--yes").code == 0 and not (logs / "done").exists()
-
-
 def test_only_requested_runs_are_removed(logs):
     (logs / "done/further").symlink_to(logs.parent / "elsewhere")
     result = called(logs, "--remove", "done", logs / "fresh", "--yes")
@@ -146,15 +141,3 @@ def test_other_folders_and_unconfirmed_runs_stay(words, reason, logs, monkeypatc
         result = called(logs, *words)
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1) and reason in result.err
     assert len(listed(logs)) == 3 and (logs.parent / "elsewhere").exists()
-
-
-@pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("\n", 1), ("\x04", 1)])
-def test_removal_asks_on_terminal(answer, code, logs, monkeypatch):
-    leads, follows = os.openpty()
-    with open(follows) as terminal:
-        monkeypatch.setattr(sys, "stdin", terminal)
-        os.write(leads, answer.encode())
-        result = called(logs, "--remove", "done")
-    os.close(leads)
-    assert result.code == code and "Remove this run with all files? [y/N]" in result.out
-    assert (logs / "done").exists() == bool(code)

@@ -17,10 +17,8 @@ import tensorflow.compat.v1 as tf
 from commands import Row, assert_same_bits, covering, moved
 
 import ipu_utils
-from base.errors import OptionError
 from emulator.lowering.tensorflow import OPERATIONS, Lowering
 from emulator.network.network import Node
-from emulator.plan.partition import PartitionError
 from emulator.plan.plan import ExecutionPlan
 from emulator.program import update
 from emulator.program.training_program import TrainingProgram
@@ -408,23 +406,6 @@ def test_stopping_drops_unfinished_update(images):
     assert len(metrics.loss) == len(seen) == done
     expected = trained(words, images, (done,))
     assert_same_bits(expected, {"losses": metrics.loss, **found})
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        ("--shards 2 --pipeline", "--pipeline-splits --shards 2"),
-        ("--replicas 2 --BN-span 4", "--BN-span 4 2"),
-        ("--replicas 3 --BN-span 3", "--BN-span 3"),
-        ("--gradient-accumulation-count 6 --fold 4", "--fold 4 6"),
-        ("--replicas 2 --BN-span 2 --gradient-accumulation-count 3 --fold 2", "--fold 2 3 6"),
-        ("--shards 40", "40"),
-    ],
-)
-def test_impossible_layouts_are_rejected(words, named, images):
-    with pytest.raises((OptionError, PartitionError)) as error:
-        prepared(f"{RESNET} --batch-size 4 {words}", images)
-    assert all(word in str(error.value) for word in named.split())
 
 
 def test_faults_change_code_in_use():

@@ -226,20 +226,6 @@ def test_full_set_needs_idx_files(tmp_path, monkeypatch):
         opened("fashion-mnist-full", tmp_path, environ)
 
 
-@pytest.mark.parametrize(
-    ("images", "labels", "named"), [((40, 28, 28), [1] * 39, "39 labels"), ((2, 32, 32), [0, 1], "32 x 32")]
-)
-def test_foreign_idx_files_are_named(images, labels, named, tmp_path):
-    """Nothing of them is cached."""
-    for split in ("train", "t10k"):
-        for kind, array in (("images-idx3", np.zeros(images, np.uint8)), ("labels-idx1", np.uint8(labels))):
-            sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
-            (tmp_path / f"{split}-{kind}-ubyte").write_bytes(bytes((0, 0, 8, array.ndim)) + sizes + array.tobytes())
-    with pytest.raises(DataError, match=f"{tmp_path}/train.*{named}"):
-        opened("fashion-mnist-full", tmp_path, {"XDG_CACHE_HOME": str(tmp_path / "cache")})
-    assert not list((tmp_path / "cache").rglob("*.bin"))
-
-
 @pytest.mark.skipif(not idx.holds_idx(idx.DEBIAN_FOLDER), reason="dataset-fashion-mnist is not installed")
 def test_embedded_file_is_rebuilt_from_package():
     assert rebuild_fashion_mnist.main(["--check"]) == 0

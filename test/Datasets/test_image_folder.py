@@ -18,7 +18,7 @@ from streams import joined, opened, request, take
 from base.errors import DataError
 from Datasets.formats import class_names, tf_example
 from Datasets.pipeline import decoding, photo_stream
-from Datasets.sources import image_folder, locate, record_sample
+from Datasets.sources import image_folder, locate
 from harness.commands import cli
 from harness.run import data
 
@@ -232,29 +232,6 @@ def test_numbers_before_names_are_record_labels(tmp_path, text, names, labels):
         assert (source.spec.class_names, source.spec.num_classes) == (names, 2)
         batch = take(partial(source.train, request(batch_size=2)), 1)[0]
         assert sorted(batch["label"].tolist()) == [0, 1]
-
-
-@pytest.mark.parametrize(
-    ("text", "fault"),
-    [("", "line 1"), ("a\n\nb\n", "line 2"), ("a\nb\na\n", "lines 1 and 3"), ("1:a\n3:c\n", "2 has no name"),
-     ("1:a\n1:b\n", "number appears twice"), ("1:a\n2:a\n", "name appears twice")],
-)  # fmt: skip
-def test_ambiguous_class_names_are_rejected(text, fault, tmp_path):
-    (tmp_path / "labels.txt").write_text(text)
-    with pytest.raises(DataError, match=f"labels.txt.*{fault}"):
-        class_names.read(tmp_path)
-
-
-@pytest.mark.parametrize("skipped", [0, 3])
-def test_labels_from_zero_cannot_be_skipped(tmp_path, skipped, monkeypatch):
-    photos.write_shards(tmp_path, "train", [photos.example(PNG, k) for k in (1, 0, 1)], 1)
-    (tmp_path / "labels.txt").write_text("a\nb\n")
-    with pytest.raises(DataError, match=r"record 1 cannot be used: its label is 0, .*0:NAME"):
-        opened("imagefolder", tmp_path, skip_bad=skipped)
-    monkeypatch.setattr(record_sample, "sampled", lambda count: [])
-    with pytest.raises(tf.errors.OpError, match=r"record 1 cannot be used: its label is 0, .*0:NAME") as caught:
-        take(lambda: opened("imagefolder", tmp_path, skip_bad=skipped).train(request(batch_size=3)), 1)
-    assert "--skip" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

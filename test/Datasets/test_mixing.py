@@ -89,27 +89,6 @@ def test_mixup_coefficients_follow_beta_distribution(alpha):
     assert distance < 2.23 * np.sqrt(2 / count)
 
 
-@pytest.mark.parametrize("kept", [0.7, 0.9])
-def test_version_1_varies_kept_part(kept):
-    """Nothing is pasted with probability 1.55 kept - 0.96; otherwise the part is 1 + ln(v) / 4."""
-    batches = 4000
-    image, position = np.zeros((2 * batches, 64, 64, 1), np.float32), np.arange(2 * batches)
-    with new_graph().as_default(), tf.Session() as session:
-        features = {
-            "image": tf.constant(image),
-            "label": tf.zeros([2 * batches], tf.int32),
-            "position": tf.constant(position),
-        }
-        found = session.run(mixing(cutmix_lambda=kept, micro_batch_size=2)(features)["shares"])[::2, 0]
-    whole = 1.55 * kept - 0.96
-    parts = found[found < 1]
-    # a very large part is whole too, because its box rounds to nothing: side 64, less than half a pixel
-    assert abs((found == 1).mean() - whole) < 5 * np.sqrt(whole * (1 - whole) / batches) + 1e-3
-    expected = 1 + np.log(np.random.default_rng(1).uniform(np.exp(-4), 1, 200_000)) / 4
-    assert abs(parts.mean() - expected.mean()) < 5 * expected.std() / np.sqrt(len(parts)) + 0.01
-    assert parts.min() < 0.3
-
-
 def test_seed_and_position_decide_alone():
     kinds = {"mixup_alpha": 0.4, "cutmix_lambda": 0.6, "micro_batch_size": 4}
     whole = mixed(mixing(**kinds), 12)

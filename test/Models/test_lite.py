@@ -12,9 +12,7 @@ from commands import run, succeed, variables
 from networks import recorded
 from PIL import Image
 
-from Datasets._spec import ReadRequest
 from Datasets.formats import class_names
-from Datasets.pipeline import image_files
 from Datasets.sources.registry import published_spec
 from harness.checkpoints import weights_file
 
@@ -152,21 +150,6 @@ def test_predict_names_photos(tmp_path, drawn, monkeypatch):
     assert all(len(rows) == 5 for rows in found.values())
     assert found["alpha.png"] == found["drawn.png"]
     assert sorted(tmp_path.iterdir()) == before
-
-
-def test_small_photos_are_padded_like_records(tmp_path):
-    """A published image of 28 x 28, a photo of it and the 32 x 32 record are one image to the network."""
-    piece = np.random.default_rng(0).integers(0, 256, (28, 28, 1), np.uint8).repeat(3, 2)
-    framed = np.pad(piece, ((2, 2), (2, 2), (0, 0)))
-    expected = (framed - framed.mean()) / framed.std()
-    Image.fromarray(piece).save(tmp_path / "a.png")
-    Image.fromarray(piece.repeat(4, 0).repeat(4, 1)).save(tmp_path / "b.png")
-    Image.fromarray(framed).save(tmp_path / "c.png")
-    request = ReadRequest(batch_size=1, image_size=32, seed=0)
-    for made in image_files.load(
-        [str(tmp_path / f"{name}.png") for name in "abc"], published_spec("fashion-mnist"), request
-    ):
-        np.testing.assert_allclose(made, expected, atol=1e-5)
 
 
 def test_trained_run_uses_names_of_its_data(tmp_path, drawn):

@@ -173,25 +173,6 @@ def test_same_call_writes_same_bytes(tmp_path):
     assert [label for label, _, _ in sorted(stored(tmp_path / "three", "validation"))] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
 
 
-def test_list_and_second_folder_for_validation(tmp_path):
-    photos.write_tree(tmp_path / "photos", names=("x",), per_class=6)
-    rows = [("path", "label", "split")] + [(f"photos/x/{i}.JPEG", i % 2 + 9, "val" if i > 3 else "train") for i in range(6)]
-    (tmp_path / "list.csv").write_text("\n".join(",".join(map(str, row)) for row in rows))
-    converted(tmp_path / "list.csv", tmp_path / "one")
-    assert (tmp_path / "one" / "labels.txt").read_text() == "9\n10\n"
-    assert sorted(label for label, _, _ in stored(tmp_path / "one", "train")) == [1, 1, 2, 2]
-    for delimiter, name in ((";", "semicolons"), ("\t", "tabs")):
-        (tmp_path / name).write_text("\n".join(delimiter.join(map(str, row)) for row in rows))
-        assert listings.read(tmp_path / name) == listings.read(tmp_path / "list.csv")
-    photos.write_tree(tmp_path / "held out", names=("10",))
-    # a column of splits without validation images means no validation
-    for k, text in enumerate(("{},{}\n", "{},{},train\n")):
-        (tmp_path / "list.csv").write_text("".join(text.format(path, label) for path, label, _ in rows[1:]))
-        converted(tmp_path / "list.csv", tmp_path / f"two{k}", "--validation-dir", tmp_path / "held out")
-        assert [text for _, text, _ in stored(tmp_path / f"two{k}", "validation")] == ["10"] * 3
-        assert len(stored(tmp_path / f"two{k}", "train")) == 6
-
-
 def test_bad_files_stop_or_are_left_out(tmp_path):
     pets = photos.write_tree(tmp_path / "pets")
     (pets / "ant" / "1.JPEG").write_bytes(b"")
@@ -400,26 +381,6 @@ def test_damage_to_trees_is_named(tmp_path):
     assert code == 1 and last == "tree of images: 10 files, 10 records, 5 damaged or missing"
     files = ["ant/0.JPEG", "ant/1.JPEG", "ant/2.tif", "bee/0.JPEG", "bee/1.JPEG"]
     assert [line.partition(": ")[0] for line in found] == files
-
-
-def test_contradictions_are_named(tmp_path):
-    """In shards, class names and copies; in trees, copies and hidden colours. They are no damage."""
-    for split, names in (("train", "owl fox"), ("validation", "fox owl")):
-        rows = [tf_example.serialised(PNG, label, name) for label, name in enumerate(names.split(), 1)]
-        photos.write_shards(tmp_path / "shards", split, rows, 1)
-    (tmp_path / "shards" / "labels.txt").write_text("owl\nfox\n")
-    code, found, _ = verified(tmp_path / "shards")
-    assert code == 0 and len(found) == 3
-    assert "label 1 is fox in validation records, but owl in labels.txt (and 1 more)" in found[0]
-    assert "2 of 2 validation images are training images" in found[2]
-    for name in ("train/a/1.png", "train/b/1.png", "val/a/2.png"):
-        (tmp_path / "tree" / name).parent.mkdir(parents=True)
-        (tmp_path / "tree" / name).write_bytes(PNG)
-    Image.new("RGBA", (9, 9), (200, 0, 0, 0)).save(tmp_path / "tree" / "val" / "a" / "3.png")
-    code, found, _ = verified(tmp_path / "tree")
-    assert code == 0 and len(found) == 2
-    assert "1 of 2 validation images are training images, too" in found[0] and "val/a/2.png" in found[0]
-    assert "1 image has transparent pixels" in found[1] and "val/a/3.png" in found[1]
 
 
 def test_damage_to_binary_files_is_named(tmp_path):

@@ -14,7 +14,6 @@ import tensorflow.compat.v1 as tf
 from commands import assert_same_bits, run, succeed, variables
 from networks import built, options_of
 
-from emulator.layers import proxy_norm
 from emulator.layers.initial_values import initial_value
 from emulator.layers.rounding import Rounding, add_rounded
 from emulator.layers.watch import GradientWatch, WatchedLayers
@@ -34,8 +33,6 @@ from emulator.program.runtime import new_graph, session_config
 from harness.commands import cli
 from harness.programs import build
 from harness.run.resolve import prepare
-from Models._layers import ProxyRule
-from Models._norms import BatchNorm, GroupNorm
 
 HALVES = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
 FINITE = HALVES[np.isfinite(HALVES)]
@@ -286,35 +283,6 @@ def test_everything_in_model_is_half(name, stochastic):
 def _used(variable):
     value = initial_value(variable, 5, tf.float32)
     return value if not variable.trainable or variable.proxy else tf.cast(tf.cast(value, tf.half), tf.float32)
-
-
-@pytest.mark.parametrize("kind", ["batch", "group", "proxy"])
-@pytest.mark.parametrize("activation", ["relu", "swish"])
-def test_norm_between_convolutions_returns_half_gradients(kind, activation):
-    """The gradient at the first convolution's result is FP16, and so is the one inside the norm."""
-    draw = np.random.default_rng(4)
-    policy = BatchNorm(epsilon=1e-3) if kind == "batch" else GroupNorm(epsilon=1e-3, groups=4)
-    x = draw.normal(size=(4, 6, 6, 16)).astype(np.float16).astype(np.float32)
-    with new_graph().as_default():
-        scope = {"batch": "batch_norm", "group": "GroupNorm"}.get(kind)
-        weights = {f"{scope}/gamma": tf.ones([16]), f"{scope}/beta": tf.zeros([16])} if scope else {}
-        rule = ProxyRule(activation, 0.03)
-        if not scope:
-            weights["act/proxy"] = proxy_norm.initial(rule, 16, tf.float32)
-        weights["conv/conv2d/kernel"] = tf.constant(np.eye(16, dtype=np.float32).reshape(1, 1, 16, 16))
-
-        def network(layers, x):
-            y = layers.conv(x, 16, 1, None)  # an identity convolution, which leaves the gradient unchanged
-            if kind == "proxy":
-                return layers.proxy_norm_activation(y, policy, rule, scaled=True)[0]
-            return layers.norm_activation(y, policy, activation)
-
-        raw = tf.constant(x)
-        y, _ = built(network, weights, raw, precision=HALF)
-        dy = tf.constant(draw.normal(size=(4, 6, 6, 16)).astype(np.float32))  # not FP16, as from a convolution
-        out, of_input = evaluated(y, *tf.gradients(y, [raw], dy))
-    assert representable(out) and representable(of_input)
-    assert np.abs(of_input).max() > 0.1
 
 
 def test_half_tensors_take_half_the_memory():

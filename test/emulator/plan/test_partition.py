@@ -60,20 +60,6 @@ def test_newer_segment_names_are_accepted():
     ]
 
 
-@pytest.mark.parametrize(
-    ("segments", "names"),
-    [
-        (B0, ["block2b", "block4a", "block6a"]),
-        (B0, ["block2a/SE", "block4a", "block5c"]),
-        (RN50, ["b1/2/relu", "b2/3/relu", "b3/5/relu"]),
-    ],
-)
-def test_documented_splits_are_accepted(segments, names):
-    stages = split(segments, names, 4)
-    assert firsts(stages) == [segments[0], *names]
-    assert sum(stages, ()) == segments
-
-
 # --- rejected splits
 
 

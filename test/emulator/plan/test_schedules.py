@@ -78,36 +78,17 @@ def clocks_of(timeline):
             clock    0        1        2
             stage 0  0F0+0B0  0F1+0B1  0F2+0B2
         """),
-        (grouped, 2, 1, """
-            clock    0    1        2
-            stage 0  0F0  .        0B0
-            stage 1  .    1F0+1B0  .
-        """),
         (grouped, 3, 5, """
             clock    0    1    2        3        4        5        6        7    8
             stage 0  0F0  0F1  0F2      0F3      0F4+0B0  0B1      0B2      0B3  0B4
             stage 1  .    1F0  1F1      1F2+1B0  1F3+1B1  1F4+1B2  1B3      1B4  .
             stage 2  .    .    2F0+2B0  2F1+2B1  2F2+2B2  2F3+2B3  2F4+2B4  .    .
         """),
-        (one_forward_one_backward, 1, 2, """
-            clock    0    1    2    3
-            stage 0  0F0  0B0  0F1  0B1
-        """),
-        (one_forward_one_backward, 3, 2, """
-            clock    0    1    2    3    4    5    6    7
-            stage 0  0F0  0F1  .    .    .    0B0  .    0B1
-            stage 1  .    1F0  1F1  .    1B0  .    1B1  .
-            stage 2  .    .    2F0  2B0  2F1  2B1  .    .
-        """),
         (one_forward_one_backward, 3, 5, """
             clock    0    1    2    3    4    5    6    7    8    9    10   11   12   13
             stage 0  0F0  0F1  0F2  .    .    0B0  0F3  0B1  0F4  0B2  .    0B3  .    0B4
             stage 1  .    1F0  1F1  .    1B0  1F2  1B1  1F3  1B2  1F4  1B3  .    1B4  .
             stage 2  .    .    2F0  2B0  2F1  2B1  2F2  2B2  2F3  2B3  2F4  2B4  .    .
-        """),
-        (sequential, 1, 2, """
-            clock    0    1    2    3
-            stage 0  0F0  0B0  0F1  0B1
         """),
         (sequential, 3, 2, """
             clock    0    1    2    3    4    5    6    7    8    9    10   11

@@ -145,14 +145,6 @@ def test_moving_average_of_weights_matches_float64(words):
         np.testing.assert_allclose(values[-1][name][rows], expected[rows], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-def test_loss_scale_is_undone_in_rate():
-    words = ("--batch-size", 4, "--group-norm", "--optimiser", "momentum")
-    plain, scaled = (after((*words, "--loss-scaling", scale), [0.1]) for scale in (1, 128))
-    slot = "all/b0/conv/conv2d/kernel/Momentum"
-    np.testing.assert_allclose(scaled[slot], 128 * plain[slot], rtol=1e-6)
-    np.testing.assert_array_equal(scaled["all/b0/conv/conv2d/kernel"], plain["all/b0/conv/conv2d/kernel"])
-
-
 def test_weight_decay_spares_norms_on_imagenet():
     # with a tiny loss scale the gradients vanish, and only decay moves weights
     def shrunk(*words: object) -> dict[str, float]:

@@ -12,7 +12,7 @@ from commands import assert_same_bits, rows, run, succeed, variables
 
 from base.storage import locks
 from harness.checkpoints import averages, find, read, write
-from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
+from harness.checkpoints.checkpoint import Checkpoint
 
 KINDS = (np.float16, np.float32, np.float64, np.int32, np.int64)
 BASE = (
@@ -142,30 +142,6 @@ def test_wrong_input_is_one_line(tmp_path, words, named):
     result = run("weight_avg", "--restore-path", tmp_path, *words.split())
     assert result.code == 2 and named in result.err and result.err.count("\n") == 1
     assert sorted(tmp_path.iterdir()) == before
-
-
-def test_unusable_values_are_left_out(tmp_path):
-    """Values that are not finite, and text, give a warning; an error if nothing is left."""
-    (good,) = written(tmp_path, (1,))
-    spoilt = draw(2)
-    spoilt["v/float16"][1, 1] = np.inf
-    write.write_checkpoint(tmp_path / "ckpt-2", spoilt)
-    write.write_checkpoint(tmp_path / "ckpt-3", {**draw(3), "v/text": np.array(["a", "b"], object)})
-    write.write_checkpoint(tmp_path / "ckpt-4", {**draw(4), "global_step": np.array("4", object)})
-    words = ("weight_avg", "--restore-path", tmp_path, "--mode", "mean", "-N", 1, "--filename", tmp_path / "x")
-    result = succeed(*words)
-    for line, names in zip(
-        result.err.splitlines(), ("ckpt-2 v/float16", "ckpt-3 v/text", "ckpt-4 global_step"), strict=True
-    ):
-        assert all(name in line for name in names.split())
-    assert_same_bits(tensors(tmp_path / "x"), good)
-    for reader in (read.tensors, read.shapes):
-        with pytest.raises(CheckpointError, match="ckpt-3 .* v/text"):
-            reader(Checkpoint.at(tmp_path, 3))
-    for file in tmp_path.glob("ckpt-1.*"):
-        file.unlink()
-    result = run(*words)
-    assert result.code == 2 and f"--restore-path {tmp_path}" in result.err
 
 
 # --- of a run ---

@@ -219,18 +219,6 @@ def test_unusable_weights_are_named(tmp_path, case, monkeypatch):
         assert not (tmp_path / "a.json").exists()
 
 
-def test_weights_without_classifier_are_accepted():
-    """Weights of another network, which share no variable, are rejected."""
-    asked, weights = prepared(""), Checkpoint("w.npz", -1)
-    found = {
-        name: each.shape for name, each in compatibility.expected_model_tensors(asked).items() if name not in (KERNEL, BIAS)
-    }
-    assert conversion.classifier_to_reinitialise(found, asked, weights) == [KERNEL, BIAS]
-    for others in ({f"other/{name}": shape for name, shape in found.items()}, {"v": (3,)}):
-        with pytest.raises(CheckpointError, match="does not fit the network"):
-            conversion.classifier_to_reinitialise(others, asked, weights)
-
-
 @pytest.mark.parametrize(
     ("kernel", "bias", "fits"),
     [((64, 10), (10,), True), ((64, 7), (7,), True), ((10, 64), (10,), False), ((64, 7), (10,), False),

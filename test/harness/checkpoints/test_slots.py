@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 from commands import assert_same_bits, run, succeed, variables
 
-from harness.checkpoints import averages, conversion, run_record, write
+from harness.checkpoints import averages, run_record, write
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.commands import cli
 from harness.diagnostics.divergence import Divergence, remedies
-from harness.options.update_rules import UPDATE_RULES
 from harness.run.resolve import prepare
 
 KERNEL = "all/fc1/dense/kernel"
@@ -77,17 +76,6 @@ def test_slots_of_another_optimiser_are_not_reused(stopped, tmp_path):
     source, start = variables(stopped, 4), variables(folder, 0)
     assert not any(value.any() for name, value in start.items() if name.endswith("/Momentum"))
     assert start[KERNEL].tobytes() == source[KERNEL].tobytes()
-
-
-@pytest.mark.parametrize("optimiser", ["Adam", "AdamW", "LAMB"])
-def test_counted_slots_reset_with_update_count(optimiser, stopped):
-    """Bias correction as for one update would make a mean of thousands of gradients ten times as large."""
-    asked = prepare(cli.parse([*BASE, "--precision", "32.32", "--optimiser", optimiser], "train", environ={}).options, {})
-    values = variables(stopped, 4)
-    slots = {f"{KERNEL}/{slot}": values[KERNEL] for slot in UPDATE_RULES[optimiser].slots}
-    taken, lines = conversion.initial_tensors(asked, Checkpoint.at(stopped, 4), {**values, **slots})
-    assert KERNEL in taken and not slots.keys() & taken.keys()
-    assert any(line.startswith("The optimiser's slots are reset") for line in lines)
 
 
 def test_momenta_beyond_half_precision_are_rejected(tmp_path):

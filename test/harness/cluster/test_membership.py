@@ -199,15 +199,6 @@ def test_shortened_host_list_expands_exactly():
         assert slurm.expanded(",".join(written)) == names, written
 
 
-def test_neighbouring_jobs_and_steps_use_different_ports():
-    """40 consecutive jobs on one node, with 8 steps of 16 tasks each."""
-    for first in (1, 4711, 2**32 - 50):
-        ports = [port for job in range(40) for step in range(8) for port in slurm.shared_ports(first + job, step, 16)]
-        assert len(set(ports)) == len(ports) and min(ports) >= 10_240 and max(ports) < 32_768
-    one, other = (found(task(STEP_RESV_PORTS=None, JOB_ID=job)) for job in (1, 2))
-    assert not set(one.addresses) & set(other.addresses)
-
-
 def test_processes_without_distributed_are_independent():
     """A process other than task 0 was taken for a follower, and another instance reported its run as damaged."""
     for given, count in ((TASK, 3), ({"PMI_RANK": "0", "PMI_SIZE": "3"}, 3), (environ({"worker": HOSTS[:2]}), 2)):
@@ -217,13 +208,6 @@ def test_processes_without_distributed_are_independent():
         assert found(given, "") == Cluster()
     for given in (SCRIPT, SHELL, {"PMI_RANK": "0", "PMI_SIZE": "1"}):
         assert not membership.is_later_instance(given) and not list(membership.ignored_others(given))
-
-
-def test_docs_list_every_variable():
-    code = "".join(path.read_text() for path in (plugins.ROOT / "harness" / "cluster").glob("*.py"))
-    read = set(re.findall(r'"((?:SLURM|OMPI|PMI|PMIX)_[A-Z_]+[A-Z])"', code))
-    stand_ins = {"SLURM_JOB_NODELIST", "SLURM_NTASKS", "SLURM_TASKS_PER_NODE"}
-    assert len(read) > 12 and read - stand_ins == {name for name in read - stand_ins if f"`{name}`" in PAGE}
 
 
 def test_job_script_in_docs_resumes_after_signal():

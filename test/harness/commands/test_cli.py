@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +16,7 @@ from base import plugins, version
 from base.errors import Answered, DataError, OptionError
 from emulator.native import library
 from emulator.plan.options import PASSES
-from harness.commands import cli, entry, hints
+from harness.commands import cli, entry
 from harness.commands.cli import Parsed
 from harness.options import catalogue, configs
 from harness.options.other_names import OTHER_NAMES, OTHER_VALUES
@@ -230,30 +226,6 @@ def test_summary_shows_network_after_pass(name, capsys):
     assert ("norm + relu" in out) == (name != "stages")
 
 
-def test_summary_adds_up(capsys):
-    """The rows of a stage add up to the stage's line, the stages to the total, and the log has the same total."""
-    words = ["--dataset", "cifar-10", "--generated-data", "--model-size", "20", "--shards", "3", "--summary"]
-    with pytest.raises(Answered):
-        entry.checked_run(words, "train")
-    lines = capsys.readouterr().out.splitlines()
-
-    titles = ("parameters", "moving", "multiply-adds", "activations")
-    ends = [lines[0].index(titles[0]), *(lines[0].index(name) + len(name) for name in titles)]
-    stages, sums, total = [], [0] * 4, None
-    for line in filter(None, lines[1:]):
-        counts = [int(line[a:b].split()[-1].replace(",", "")) if line[a:b].split() else 0 for a, b in pairwise(ends)]
-        if line.startswith("stage "):
-            assert counts == sums
-            stages, sums = [*stages, counts], [0] * 4
-        elif line.startswith("all "):
-            total = counts
-        else:
-            sums = [a + b for a, b in zip(sums, counts)]
-    assert len(stages) == 3
-    assert total == [sum(column) for column in zip(*stages)]
-    assert total[:2] == [269_722, 271_098 - 269_722]
-
-
 @pytest.mark.parametrize(("depth", "count", "pipeline"), [(4, 1, True), (1, 8, False), (1, 1, False)])
 def test_oldest_release_multiplies_both_counts(block, depth, count, pipeline):
     for words in (
@@ -363,21 +335,6 @@ def test_explain_names_source_of_each_value(block):
     result = run("train", *CIFAR, "--explain", "--seed", 3)
     assert (result.code, result.err) == (0, "")
     assert re.search(r"^seed +3 +command line: --seed$", result.out, re.M)
-
-
-def test_printed_command_runs_from_anywhere(tmp_path, monkeypatch):
-    """From another folder it printed `python`, which may be another interpreter or missing."""
-    words = ["--restore-path", "a run"]
-    for folder in (tmp_path, Path(entry.__file__).resolve().parent.parent):
-        monkeypatch.chdir(folder)
-        python, script, *rest = shlex.split(hints.command("restore", *words))
-        assert os.path.abspath(shutil.which(python)) == sys.executable
-        assert Path(script) == plugins.ROOT / "restore.py" and rest == words
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    python, script, *rest = shlex.split(hints.command("restore", *words))
-    assert (shutil.which(python), rest) == (sys.executable, words) and Path(script).is_absolute() and Path(script).exists()
 
 
 def test_foreign_options_point_to_existing_ones():

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import termios
-import threading
 import time
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from commands import assert_same_bits, run, succeed, timeless, variables
 
 from base import plugins
 from base.process.early_exit import BEFORE
-from base.process.signals import Signals, StopRequest
 
 ROOT = plugins.ROOT
 # one host step of 16 updates with several micro-batches each: no event is due in between
@@ -225,15 +223,3 @@ def test_nohup_is_honoured():
     body = "os.kill(me, signal.SIGHUP); time.sleep(0.1)"
     done = python(IN_A_COMMAND % body, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_signal_needs_no_lock_of_main_thread():
-    """TensorFlow's sessions briefly take a lock at each call."""
-    lock, acquired = threading.Lock(), []
-
-    def request() -> None:
-        acquired.append(lock.acquire(timeout=20))
-
-    with Signals() as signals, pytest.raises(StopRequest), signals.deferred(request), lock:
-        signal.raise_signal(signal.SIGTERM)
-    assert acquired == [True]

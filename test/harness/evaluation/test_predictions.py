@@ -100,13 +100,6 @@ def test_damaged_named_photo_is_error(trained, photos, tmp_path):
     assert not (tmp_path / "o.csv").exists()
 
 
-def test_several_processes_are_rejected(trained, photos, monkeypatch):
-    cluster = {"cluster": {"worker": ["localhost:1234", "localhost:1235"]}, "task": {"type": "worker", "index": 1}}
-    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
-    refused = run("validation", "--restore-path", trained, "--predict", photos / "b.png", "--distributed")
-    assert refused.code == 2 and refused.err.count("\n") == 1 and "--distributed" in refused.err
-
-
 @pytest.mark.parametrize(
     ("words", "named"),
     [
@@ -156,9 +149,3 @@ def test_tta_averages_image_and_mirror_image(tmp_path):
     rank = (expected > true[:, None]).sum(1)
     assert (sums["correct"], sums["top5"], sums["samples"]) == ((rank == 0).sum(), (rank < 5).sum(), 16)
     assert sums["loss"] == pytest.approx(-np.log(true).sum(), rel=1e-6)
-
-
-def test_validation_reports_use_of_mirror_images(trained, photos):
-    words = ("--restore-path", trained, "--tta", "flip")
-    assert ", each with its mirror image" in succeed("validation", *words, "--no-logs").out
-    assert "pixels, mirrored too:" in succeed("validation", *words, "--predict", photos / "b.png").out

@@ -37,36 +37,6 @@ def finetuned(*words: object) -> Result:
 # --- The survey --------------------------------------------------------------------------------------------------
 
 
-def test_survey_describes_folder(tmp_path):
-    top = write_images(tmp_path / "photos", 12)
-    tags = Image.Exif()
-    tags[0x0112] = 6
-    Image.new("RGB", (300, 100)).save(top / "blue" / "wide.jpg", exif=tags)
-    shutil.copy(top / "blue" / "3.png", top / "blue" / "again.png")
-    shutil.copy(top / "blue" / "3.png", top / "green" / "other.png")
-    (top / "blue" / "notes.txt").write_text("no image")
-    Image.new("RGBA", (3, 3), (9, 9, 9, 0)).save(top / "green" / "clear.png")
-    (top / "green" / "broken.png").write_bytes(b"")
-    (top / "green" / "cut.png").write_bytes((top / "green" / "3.png").read_bytes()[:-40])
-    found = survey.scan_folder(top)
-    assert found.lines[:3] == [
-        f"{top}: 28 images in 2 classes, 14 each, without 2 damaged files",
-        "classes: blue, green",
-        "image sizes: 3 x 3 to 300 x 100 pixels",
-    ]
-    assert found.lines[3].startswith("rotated") and found.lines[3].endswith(": 1 image")
-    rest = "\n".join(found.lines[4:])
-    assert (
-        str(top / "blue" / "notes.txt") in rest and "2 images are copies of others" in rest and "blue/again.png of" in rest
-    )
-    assert "more than one class" in rest and "fewer than" not in rest
-    assert "1 image with a side below 16 pixels, for example green/clear.png" in rest
-    assert "1 image has transparent pixels, for example green/clear.png" in rest
-    assert [bad.file.name for bad in found.bad] == ["broken.png", "cut.png"]
-    few = "\n".join(survey.scan_folder(write_images(tmp_path / "few", 3)).lines)
-    assert "fewer than 10 images: blue (3), green (3)" in few
-
-
 def test_survey_rejects_unsuitable_folders(tmp_path):
     one = write_images(tmp_path / "one", 2)
     shutil.rmtree(one / "green")

@@ -93,15 +93,6 @@ def test_wrong_calls_are_one_line(words, parts, monkeypatch):
     assert all(part in result.err for part in parts), result.err
 
 
-def test_script_needs_no_python(monkeypatch, tmp_path):
-    monkeypatch.chdir(ROOT)
-    words = ["train.py", "--config", "x", "--vipu", "partition"]
-    result = called("--dry-run", *words)
-    assert result.code == 0 and shlex.split(result.out) == [sys.executable, *words] and not result.err
-    monkeypatch.chdir(tmp_path)
-    assert str(ROOT / "train.py") in called("train.py").err
-
-
 def test_hosts_are_filled_in_order():
     where = launch.layout(8, 4, 2, ("a", "b"), 3000)
     assert where.hosts == ("a", "a", "b", "b") and where.ports == (3000, 3001, 3002, 3003) and not where.local
@@ -116,30 +107,6 @@ def test_hosts_are_filled_in_order():
     for instances in range(4, 14):
         shares = [launch.layout(instances, instances, 1, "abcd", 3000).hosts.count(name) for name in "abcd"]
         assert sum(shares) == instances and shares == sorted(shares, reverse=True) and shares[0] - shares[-1] <= 1
-
-
-def test_options_are_exported_and_imported(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    words = (
-        "--num-instances",
-        2,
-        "--num-replicas=4",
-        "-H",
-        "a,[::1]",
-        "--mpi-local-args=-x A -bind-to 'B C'",
-        "--numa-aware",
-        "no",
-    )
-    assert called(*words, "--export-config", "c.yml", "--dry-run", "true").code == 0
-    assert called(*words, "--export-config", "c.yml", "--dry-run", "true").code == 2
-    again = called("--import-config", "c.yml", "--num-replicas", 6, "--first-port", 9, "--dry-run", "true").out
-    assert "TOTAL_REPLICAS=6" in again and "ADDRESSES=a:9,[::1]:10" in again and again.count("--bind-to 'B C'") == 2
-    (tmp_path / "c.yml").write_text("num-instances: 1\nonly-output-from-instance: 0\nnuma_aware: false\n")
-    assert called("--import-config", "c.yml", "--dry-run", "true").code == 0
-    for line in ("num-instances: {a: 1}", "num-instanes: 2", "num-instances: x"):
-        (tmp_path / "c.yml").write_text(f"{line}\n")
-        refused = called("--import-config", "c.yml", "--dry-run", "true")
-        assert refused.code == 2 and "c.yml" in refused.err and "num-insta" in refused.err
 
 
 def started(*words: object, with_mpi: bool = True) -> subprocess.CompletedProcess[str]:

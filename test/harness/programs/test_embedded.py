@@ -115,21 +115,3 @@ def test_threads_share_one_program():
     correct = [int((classes == labels).sum()) for (_, classes), labels in zip(alone, batches.labels)]
     assert served.correct == sum(correct)
     program.close()
-
-
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        ("", "--iterations is missing"),
-        ("--iterations 2 --restore-path RUN", "has 2 checkpoints, but a program needs one; give one of: ckpt-0, ckpt-2"),
-        ("--iterations 2 --synthetic-data", "--synthetic-data"),
-        ("--iterations 2 --num-inference-thread 0", "--num-inference-thread is '0'"),
-        ("--iterations 2 --profile", "--profile works only in training"),
-        ("--iterations 2 --profile-compilation", "--profile-compilation works only in training"),
-    ],
-)
-def test_wrong_calls_are_one_line(trained, tmp_path, monkeypatch, words, part):
-    monkeypatch.chdir(tmp_path)
-    result = infer(tmp_path / "l", *NET.split(), *words.replace("RUN", str(trained)).split())
-    assert result.code == 2 and part in result.err and result.err.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []

@@ -165,21 +165,6 @@ def test_options_outside_key_reach_no_graph():
     assert found[0][1]  # there are keys: the seed is not in the graph
 
 
-@pytest.mark.parametrize(
-    ("words", "flags", "expected"),
-    [
-        ((), "", "cache/cnn-harness/executables"),
-        ((), "--executable_cache_path=/e/x --other", "/e/x"),
-        (("--executable-cache-path", "z"), "--executable_cache_path=/e/x", "z"),
-        (("--no-executable-cache",), "--executable_cache_path=/e/x", None),
-    ],
-)
-def test_options_decide_cache_folder(words, flags, expected):
-    environ = {"XDG_CACHE_HOME": "cache", "TF_POPLAR_FLAGS": flags}
-    assert program_cache.folder(prepared(*words), environ) == (Path(expected) if expected else None)
-    assert program_cache.folder(prepared(*words), {**environ, "TF_XLA_FLAGS": "--tf_xla_auto_jit=2"}) is None
-
-
 def test_resume_and_validation_reuse_cached_programs():
     """The key of a shared program has nothing that differs between a run, its continuation and its validation."""
     recorded = [*SMALL, "--num-classes", 10, "--iterations", 9, "--batches-per-step", 3, "--shuffle-block", 2]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import shutil
 from html.parser import HTMLParser
@@ -16,7 +15,7 @@ from commands import run, succeed
 from PIL import Image
 
 from base.storage import tables
-from harness.report_page import run_folder, validation_results
+from harness.report_page import validation_results
 
 CLASSES = ("<script>alert(1)<", 'b "quoted" & co', "c")
 NETWORK = (
@@ -181,22 +180,6 @@ def test_class_scores_follow_definitions():
     scores, images = validation_results.Evaluation("ckpt-1", 5, (), labels, *rest).class_scores()
     assert images.tolist() == [3, 2, 0, 1, 0]
     np.testing.assert_allclose(scores, [[1, 2 / 3, 0.8], [0.5, 0.5, 0.5], [0, 0, 0], [1, 1, 1], [0, 0, 0]])
-
-
-def test_several_runs_start_with_differences(trained, plain, tmp_path):
-    other = tmp_path / "other"
-    shutil.copytree(trained, other)
-    recorded = json.loads((other / "arguments.json").read_text())
-    (other / "arguments.json").write_text(json.dumps({**recorded, "momentum": 0.5}))
-    for file in other.glob("ckpt-*"):  # their states contain the options too
-        file.unlink()
-    succeed("report", trained, other, plain, "--no-evaluation", "--html", tmp_path / "both.html")
-    seen = Page((tmp_path / "both.html").read_text())
-    headings = ["Options that differ", "Results", "Training curves"]
-    assert [text for text in seen.texts if text in headings] == headings
-    rows = run_folder.different_options([run_folder.read(each) for each in (trained, other)])
-    assert rows == [("--momentum", ["0.9", "0.5"])]
-    assert seen.text.count("other (last: ") == 5 and seen.text.count("run (last: ") == 5
 
 
 HEAD = ",".join(tables.TRAINING_COLUMNS) + "\n"

@@ -6,11 +6,8 @@ import xml.etree.ElementTree as ET
 
 from figures import SVG, checked
 
-from base.errors import OptionError
-from base.process import command_line
 from base.storage.tables import TRAINING_COLUMNS
 from harness.reports.training_chart import run_svg, text_curve, write_run_svg
-from tools import compare_runs
 
 COLUMNS = ("step", "iteration", "epoch", "lr", "loss_batch", "loss_avg", "train_acc_batch", "train_acc_avg")
 BATCHES, AVERAGE, LOSS = (0, "#a9c4e4"), (0, "#1f5a99"), (0, "#c4561a")
@@ -67,21 +64,6 @@ def test_chart_is_written_from_csv_files(tmp_path):
     assert len(drawn(svg)[AVERAGE]) == 12 and VALIDATION not in drawn(svg)
     assert tmp_path.name in checked(svg)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["training.csv", "training.svg"]
-
-
-def test_runs_are_compared_in_one_chart(tmp_path):
-    run, head = tmp_path / "run", ",".join(TRAINING_COLUMNS)
-    run.mkdir()
-    odd = ("1e308", "-1e308", "1e-320", "nan", "inf", "", "x", "1e30", "1")
-    rows = [",".join((str(k), str(k), y, "1", *[y] * 4, "1", "1", "1")) for k, y in enumerate(odd)]
-    (run / "training.csv").write_text("\n".join([head, *rows, "cut"]))
-
-    def compared(*words: object) -> int:
-        return command_line.run("compare_runs", compare_runs.main, [str(word) for word in words], (OptionError,))
-
-    target = tmp_path / "a.svg"
-    assert compared(run, run, "--labels", "a", "b", "--output", target) == 0 and checked(target.read_text())
-    assert compared(run, "--output", tmp_path) == compared(run, "--labels", "a", "b") == compared(tmp_path) == 2
 
 
 def test_rate_is_drawn_as_text():

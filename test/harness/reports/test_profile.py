@@ -22,7 +22,7 @@ from base import plugins
 from emulator.plan import schedules, timings
 from emulator.plan.plan import ExecutionPlan
 from emulator.program.training_program import Profile
-from harness.commands import cli, gc_profile
+from harness.commands import cli
 from harness.programs.build import training_program
 from harness.run.resolve import prepare
 
@@ -174,17 +174,6 @@ def test_gc_profile_runs_command(tmp_path):
     found = json.loads((tmp_path / "kept/execution.json").read_text())
     assert (found["kind"], found["stages"], found["operations"]) == ("DEVICE_PROFILE", 1, {})
     assert [cell["kind"] for cell in found["cells"]] == ["forward", "backward"]
-
-
-def test_gc_profile_returns_exit_code_of_command(tmp_path, capfd):
-    assert gc_profile.main(["-d", str(tmp_path), "--", sys.executable, "-c", "raise SystemExit(7)"]) == 7
-    assert gc_profile.main(["-d", str(tmp_path), "--", sys.executable, "-c", ""]) == 0
-    assert "wrote no profile" in capfd.readouterr().err
-    assert gc_profile.main(["-d", str(tmp_path), "no-such-command"]) == 2
-    assert "gc-profile: error: No such file or directory: no-such-command" in capfd.readouterr().err
-    with pytest.raises(SystemExit) as ended:
-        gc_profile.main(["-d", str(tmp_path)])
-    assert ended.value.code == 2
 
 
 def test_validation_is_profiled(tmp_path):

@@ -13,10 +13,9 @@ from harness.run import processor
 from harness.run.resolve import prepare
 from harness.run.run import Run
 
-PLAIN, AMX, AVX, ARM = (
+PLAIN, AMX, ARM = (
     "flags\t: fma avx512f",
     "flags\t: fma avx512f amx_bf16",
-    "flags\t: avx512_bf16",
     "Features\t: asimd bf16",
 )
 DENSE = "--dataset imagenet --generated-data --model resnet --model-size 50"  # many multiply-adds for each value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shlex
 
@@ -13,8 +12,6 @@ from commands import run
 from base import plugins
 from base.errors import OptionError
 from harness.commands import cli
-from harness.options.sections import SECTIONS
-from harness.run import rules
 from harness.run.resolve import prepare
 
 TWO = json.dumps({"cluster": {"worker": ["a:1", "b:2"]}, "task": {"index": 0}})
@@ -62,16 +59,6 @@ def test_costly_mistakes_give_warning(words, environ, begins):
 )
 def test_sound_options_give_no_warning(words, environ):
     assert not [note for note in notes(words, environ) if "warning" in note or "no effect" in note]
-
-
-def test_requirements_of_options_exist():
-    """Every `needs` is a condition, or a switch or value of another option."""
-    parsed = cli.parse(shlex.split(BASE), "train", environ={})
-    run = prepare(parsed.options, {})
-    for section in SECTIONS.values():
-        for field in dataclasses.fields(section):
-            if field.metadata["needs"]:
-                assert rules._is_met(field.metadata["needs"], run) in (True, False)
 
 
 @pytest.mark.parametrize("model", plugins.names("Models"))

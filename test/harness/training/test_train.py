@@ -19,7 +19,6 @@ from commands import arguments, assert_same_bits, moved, rows, run, succeed, tim
 from base import plugins
 from harness.commands import cli
 from harness.run.resolve import prepare
-from harness.training.meter import TimeLeft
 
 ROOT = plugins.ROOT
 SMALL = ("--precision", "32.32", "--dataset", "cifar-10", "--model-size", "8", "--optimiser", "momentum", "--lr-schedule", "cosine",
@@ -162,15 +161,6 @@ def test_tensorboard_shows_images_of_stream(unbroken, tmp_path):
     for network_input, image in zip(seen, drawn):
         stretched = 255 * (network_input - network_input.min()) / (network_input.max() - network_input.min())
         assert image.shape == (32, 32, 3) and np.abs(image - stretched).max() <= 1
-
-
-def test_remaining_time_ignores_first_update():
-    times = iter([0.0, 9.0, 11.0, 107.0, 110.0, 113.0])
-    left = TimeLeft(5, 105, clock=lambda: next(times))
-    assert left.after(6) == "15 minutes"  # only the first is known
-    assert left.after(7) == "3 minutes"
-    assert left.after(55) == "2 minutes"
-    assert left.after(90) == left.after(105) == ""
 
 
 def test_validation_script_agrees_with_training(unbroken, tmp_path):
