@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -157,13 +156,3 @@ def test_api_imports_package_names_only(site, elsewhere):
         "[] True TrainedNetwork('api_run')",
         "unknown option modle=; did you mean model=, model_size= or profile=?",
     ]
-
-
-# The table of commands
-
-
-def test_every_script_is_command():
-    rows = commands.COMMANDS.values()
-    assert [row.module for row in rows if importlib.util.find_spec(row.module) is None] == []
-    scripts = {path.stem for path in ROOT.glob("*.py") if "\nif __name__ ==" in path.read_text()}
-    assert scripts - {"__main__"} <= {row.module for row in rows}

@@ -12,7 +12,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 from commands import run
 from photos import encoded
-from PIL import Image, ImageOps, PngImagePlugin
+from PIL import Image, ImageOps
 from streams import opened, request, take
 
 from base.errors import DataError
@@ -110,26 +110,6 @@ def test_images_are_upright_by_exif(form):
                 tags[0x0112] = number
                 again = Image.open(io.BytesIO(encoded(shown, "PNG", exif=tags)))
                 np.testing.assert_array_equal(got, np.asarray(ImageOps.exif_transpose(again)))
-
-
-XMP = '<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
-
-
-@pytest.mark.parametrize("form", ["JPEG", "PNG", "WebP"])
-@pytest.mark.parametrize("exif", [None, 3])
-def test_xmp_turns_image_without_exif_orientation(form, exif):
-    """Like Pillow, which programs with an exported network use."""
-    image = Image.effect_noise((40, 24), 50).convert("RGB")
-    tags, text = Image.Exif(), PngImagePlugin.PngInfo()
-    text.add_itxt("XML:com.adobe.xmp", XMP, zip=True)
-    if exif:
-        tags[0x0112] = exif
-    metadata = {"pnginfo": text} if form == "PNG" else {"xmp": XMP.encode()}
-    data = encoded(image, form, exif=tags, **metadata)
-    assert image_headers.header(data).orientation == (exif or 6)
-    with tf.Graph().as_default(), tf.Session() as session:
-        shown = session.run(decoding.whole(tf.constant(data)))
-    assert shown.shape == np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data)))).shape
 
 
 # --- Not a file

@@ -184,6 +184,3 @@ def test_changes_affect_training_draws_alone(name, sources):
     assert_equal(images(central), images(replace(central, **ALL)))
     validated, other = (images(each, source.validation) for each in (central, replace(plain, **ALL)))
     assert_equal(validated, {name: x[: len(validated["image"])] for name, x in other.items()})
-
-
-# --- Options ---------------------------------------------------------------------------------------------------

@@ -317,15 +317,11 @@ def test_zero_gamma_with_identity_shortcuts():
 
 
 class Noted(Recorder):
-    """Also record the norms and survival probabilities."""
+    """Also record rates and survival probabilities."""
 
     def __init__(self):
         super().__init__()
-        self.policies, self.survivals, self.rates = {}, {}, {}
-
-    def norm(self, x, policy, **more):
-        self.policies[self.path()] = policy
-        return super().norm(x, policy, **more)
+        self.survivals, self.rates = {}, {}
 
     def drop_path(self, x, survival):
         self.survivals[self.path()] = survival

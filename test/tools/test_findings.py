@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from functools import partial
-
-import pytest
 from figures import checked
 
 from base import plugins
-from tools import findings, study
+from tools import findings
 from tools.findings import HALVED, RECIPES, TUNED
-from tools.study import Failed, Result
+from tools.study import Result
 
 ROOT = plugins.ROOT
 RESULTS = [
@@ -33,18 +29,3 @@ def test_table_and_chart_are_correct():
     assert "11.00 to 13.00, off this scale" in " ".join(texts)
     assert f"{next(iter(RECIPES))}: 72.00 ± 0.58 %, 2.0 minutes" in texts
     assert findings.table([r for r in RESULTS if r.seed == 1]).count("±") == 0  # one seed has no spread
-
-
-def test_finished_runs_are_reused_failures_reported(tmp_path):
-    done = tmp_path / "B0-G1-GN-Native_mini-1"
-    done.mkdir()
-    (done / "validation.csv").write_text("name,val_acc\nckpt-3,50\nweight_avg_exp_0.5,61.5\n")
-    (done / "training.csv").write_text("epoch,img_per_sec\n1,500\n2,1000\n3,1500\n")
-    label = next(iter(RECIPES))
-    (result,) = study.run_all(
-        [partial(findings.train, label, RECIPES[label], 1, tmp_path, ())], sorted(os.sched_getaffinity(0))
-    )
-    assert result == Result(label, 1, 61.5, 3 * 10_000 / 1000 / 60)
-    broken = partial(findings.train, label, RECIPES[label], 2, tmp_path, ("--epochs", "none"))
-    with pytest.raises(Failed, match="train.py: error: command line: --epochs is 'none'"):
-        study.run_all([broken], sorted(os.sched_getaffinity(0))[:1])

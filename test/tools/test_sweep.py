@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import re
 import signal
 import subprocess
 import sys
@@ -14,7 +13,6 @@ import pytest
 from commands import Result, assert_same_bits, run, succeed, timeless, variables
 
 from base import plugins
-from harness.commands import cli
 from harness.options.configs import ConfigFile
 from tools import sweep
 
@@ -54,19 +52,6 @@ def test_random_values_survive_added_trials_and_options(tmp_path):
     assert {one["momentum"] for one in many} == {"0.8", "0.9"} and {one["batch-size"] for one in many} == {3, 4, 5, 6}
     rates = [one["abs-learning-rate"] for one in many]
     assert min(rates) >= 0.01 and max(rates) <= 1 and 20 < sum(rate < 0.1 for rate in rates) < 60
-
-
-def test_equal_values_are_one_trial(tmp_path):
-    assert "s: 1 trial " in listed(tmp_path, HEAD + "  grid:\n    momentum: [0.9, 0.90]\n").out
-    text = (
-        HEAD
-        + f"  grid:\n    variable-filter: [[Top], [Top, b1/0], []]\n    validation: [true]\n    data-dir: [{'a' * 400}]\n"
-    )
-    trials = [sweep._trial(one, {}, [], tmp_path) for one in values(tmp_path, text)]
-    assert len({trial.name for trial in trials}) == 3
-    assert all(re.fullmatch(r"[\w.+=,@-]{1,120}", trial.name) for trial in trials)
-    words = [cli.parse([*trial.words, "--config", "quickstart"], "train").options for trial in trials]
-    assert [options.training.variable_filter for options in words] == [("Top",), ("Top", "b1/0"), ()]
 
 
 @pytest.mark.parametrize(

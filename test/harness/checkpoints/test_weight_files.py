@@ -20,7 +20,7 @@ import pytest
 from base import bounds, plugins
 from harness.checkpoints import weights_file
 from harness.checkpoints.weights_file import NpzError
-from tools import import_weights, weight_files, weight_names
+from tools import weight_files, weight_names
 from tools.architectures import ImportFailure
 
 REFERENCES = plugins.ROOT / "test/references"
@@ -330,14 +330,6 @@ def test_unknown_shapes_are_rejected():
         with pytest.raises(ImportFailure) as caught:
             weight_names.identify(names)
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000
-
-
-def test_numbers_beyond_stored_range_are_rejected():
-    with pytest.raises(ImportFailure, match="1e\\+39"):
-        import_weights.cast({"a": np.array([1e39])}, False)
-    with pytest.raises(ImportFailure, match="70000.*65504.*--half"):
-        import_weights.cast({"a": np.array([-70000])}, True)
-    assert import_weights.cast({"a": np.array([-128], np.int8)}, True)["a"] == -128
 
 
 def test_deeply_nested_json_is_error():

@@ -44,20 +44,6 @@ def test_short_help_leads_to_rest(script):
     assert {*option_help.GROUPS} < {*topics}
 
 
-@pytest.mark.parametrize(
-    ("topic", "code", "parts"),
-    [
-        ("epochs", 0, "--epochs --warmup-epochs --epochs-per-ckpt"),
-        ("batch-size", 0, "--micro-batch-size"),  # an older spelling
-        ("epohcs", 2, "epohcs --epochs"),
-    ],
-)
-def test_help_finds_options_by_word(topic, code, parts):
-    result = run("train", "--help", topic)
-    assert result.code == code and all(part in result.out + result.err for part in parts.split()), result
-    assert result.err.count("\n") == (code != 0)
-
-
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     """Make a folder with images, a run and a configuration file."""

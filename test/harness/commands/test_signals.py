@@ -104,15 +104,6 @@ def test_second_signal_ends_at_once(tmp_path):
     assert process.returncode == 130 and "stopped at once" in err
 
 
-def test_signal_during_graph_building_ends_at_once(tmp_path):
-    process = started(*WORDS.split(), "--logs-path", tmp_path / "run")
-    await_line(process, "Total Parameters")
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 143 and "Traceback" not in err and "train.py: stopped by SIGTERM" in err
-    assert "Resume:" not in out or list((tmp_path / "run").glob("ckpt-0.index"))
-
-
 def test_lock_admits_one_writer(unbroken, tmp_path):
     """The lock ends with the process, however the process ends."""
     folder = tmp_path / "run"

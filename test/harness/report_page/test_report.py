@@ -159,21 +159,6 @@ def test_files_and_images_belong_to_answers(reported, tree, answers):
     assert [each["alt"] for each in images] == [files[k] for k in wrong[: validation_results.WRONG]]
 
 
-def test_missing_data_leaves_rows_alone(reported, trained, tree, tmp_path):
-    moved = tree.rename(tree.with_name("moved"))
-    try:
-        copy = tmp_path / "copy"
-        shutil.copytree(trained, copy)
-        result = succeed("report", copy)
-    finally:
-        moved.rename(tree)
-    assert result.err.startswith(f"warning: the report of {copy} has no validation results: ")
-    assert result.err.count("\n") == 1
-    seen = Page((copy / "report.html").read_text())
-    assert str(tree) in seen.text and "The validation results are missing" in seen.text
-    assert "Validation results" not in seen.texts and {"Top-1 accuracy, %", "Loss", "Learning rate"} <= set(seen.texts)
-
-
 def test_class_scores_follow_definitions():
     labels, answered = np.array([0, 0, 0, 1, 1, 3]), np.array([0, 0, 1, 1, 2, 3])  # no label is 2, no answer is 4
     rest = np.zeros(6, int), answered[:, None], np.ones((6, 1))
