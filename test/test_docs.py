@@ -54,6 +54,7 @@ def name(page: Path) -> str:
     return page.name
 
 
+@pytest.mark.slow
 def test_plugin_examples_train(tmp_path):
     for name in PACKAGES:
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "_weights"))

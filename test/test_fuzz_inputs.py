@@ -285,7 +285,7 @@ INFO = b'{"records": {"train-00000-of-00001": 5}}'
 INPUTS: dict[str, tuple[Maker, Reader, int, int | None]] = {
     "command lines": (command_line, lambda words: bounded(cli.explain(parsed(words))), 100, None),
     "clusters": (cluster_of, read_environment, 300, None),
-    "steps": (step_of, read_environment, 300, MEMORY),
+    "steps": (step_of, read_environment, 100, MEMORY),
     "poprun": (launch_of, poprun_options.parse, 300, None),
     "YAML": (yaml_of, read_configuration, 200, MEMORY),
     "YAML options": (option_of, read_option, 100, None),

@@ -105,6 +105,7 @@ def test_next_checkpoint_replaces_safety_checkpoints_only(tmp_path):
     assert not (tmp_path / "ckpt-3.state.json").exists()
 
 
+@pytest.mark.slow
 def test_mlperf_checker_accepts_log(tmp_path):
     """Rules of the open division, for the network that has rules."""
     checker = pytest.importorskip("mlperf_logging.compliance_checker.mlp_compliance", reason="pip install mlperf-logging")

@@ -21,6 +21,7 @@ PROMISED = ("system", "ipus", "fits", "memory_bytes_per_ipu", "memory_capacity_b
             "idle_share", "hours")  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_configuration_is_planned(capsys):
     """All blocks in one call, as JSON on standard output, with nothing else there."""
     result = succeed("plan", "--config", *CONFIGURATIONS, "--json", "-")

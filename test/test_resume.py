@@ -64,7 +64,9 @@ def words(row: Row) -> list[str]:
 
 
 @pytest.mark.usefixtures("short_efficientnet")
-@pytest.mark.parametrize("row", grid(), ids=range(12))
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, id=str(k), marks=[pytest.mark.slow] * (k > 2)) for k, row in enumerate(grid())]
+)
 def test_resume_is_exact(row, tmp_path):
     succeed("train", *words(row), "--logs-path", tmp_path / "whole")
     succeed("train", *words(row), "--logs-path", tmp_path / "parts", "--stop-after", row["stop"])
@@ -96,6 +98,7 @@ def test_grid_covers_every_choice():
 # --- The same call again ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_same_call_starts_resumes_and_finishes(tmp_path):
     """As a scheduler repeats it: after a kill before the first checkpoint, after a stop, and after the end."""
     words = ("--precision", "32.32", "--dataset", "fashion-mnist", "--model-size", 8, "--batch-size", 50, "--seed", 3,

@@ -71,6 +71,7 @@ def test_non_finite_weights_are_not_saved(tmp_path):
         assert all((abs(value.astype("float64")) < float("inf")).all() for value in values.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["poll", "_safety_due"])
 def test_signal_between_host_steps_loses_nothing(moment, unbroken, tmp_path, monkeypatch):
     """Before the next step begins, or after the events of the last one."""
@@ -97,6 +98,7 @@ def test_signal_between_host_steps_loses_nothing(moment, unbroken, tmp_path, mon
 # --- Safety checkpoints ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_safety_checkpoints_change_nothing(tmp_path):
     """Saved as often as possible, inside host steps; each replaces the last."""
     result = succeed("train", *WORDS, *LONG, "--safety-ckpt-minutes", 1e-9, "--logs-path", tmp_path / "often")
@@ -121,6 +123,7 @@ def limited(most: int, *words: object) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_full_disk_costs_newest_checkpoint_only(unbroken, tmp_path):
     folder = tmp_path / "run"
     succeed("train", *WORDS, *PERIODS, "--stop-after", 3, "--logs-path", folder)
@@ -136,6 +139,7 @@ def test_full_disk_costs_newest_checkpoint_only(unbroken, tmp_path):
     assert timeless(unbroken / "training.csv") == timeless(folder / "training.csv")
 
 
+@pytest.mark.slow
 def test_keep_going_survives_full_disk(unbroken, tmp_path):
     folder = tmp_path / "run"
     succeed("train", *WORDS, *PERIODS, "--stop-after", 3, "--logs-path", folder)
@@ -184,6 +188,7 @@ def whole(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_kill_9_loses_nothing(whole, tmp_path):
     """A run killed at ten random moments resumes and ends with the unbroken run's bits."""

@@ -137,7 +137,11 @@ def plain(family: str, norm: str, fold: str, folder: str) -> dict[str, np.ndarra
 
 @pytest.mark.parametrize(
     ("family", "row"),
-    [pytest.param(family, row, id=f"{family}-{k}") for family, axes in AXES.items() for k, row in enumerate(covering(axes))],
+    [
+        pytest.param(family, row, id=f"{family}-{k}", marks=[pytest.mark.slow] * (family == "efficientnet"))
+        for family, axes in AXES.items()
+        for k, row in enumerate(covering(axes))
+    ],
 )
 def test_layouts_change_no_bit(family, row, images):
     expected = plain(family, row["norm"], row["fold"], images)
@@ -162,6 +166,7 @@ def test_span_makes_difference(images):
 FROZEN = f"{RESNET} {BATCH} --variable-filter b2 fc1 --batch-size 4"  # with frozen norms before and after the trained part
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["32.32", "8.16"])
 def test_frozen_norms_stay_and_change_no_bit(precision, images):
     words, begun = f"{FROZEN} --precision {precision}", []
@@ -240,6 +245,7 @@ def test_grid_notices_faults(fault, norm, images, monkeypatch):
         assert_same_bits(expected, found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dropout", "drop_path"])
 def test_grid_notices_repeated_random_draws(kind, two_updates, images, monkeypatch):
     """This also proves that both kinds of dropping are active."""
@@ -257,6 +263,7 @@ def in_float64(monkeypatch):
     monkeypatch.setattr(ipu_utils, "TrainingSpec", partial(ipu_utils.TrainingSpec, dtype=tf.float64))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "one", "others"),
     [
@@ -315,6 +322,7 @@ def test_folding_loses_no_more_gradients(images):
 # Random numbers of replicas
 
 
+@pytest.mark.slow
 def test_replicas_draw_same_numbers_if_asked(two_updates, images):
     """The replicas see different images, but draw by an image's position in their own stream."""
     words = f"{EFFICIENTNET} {GROUP} --replicas 2 --batch-size 4 --fold 1"

@@ -14,6 +14,7 @@ from base import plugins
 FILES = ("run/ckpt-3.index", "two/ckpt-2.index", "exported/frozen.pb", "predicted.csv", "report.html", "compared.svg")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)  # a dozen commands, each of which builds its programs
 def test_installed_walk_succeeds(tmp_path):
     environ = {**os.environ, "PYTHON": sys.executable, "RUNS": str(tmp_path)}

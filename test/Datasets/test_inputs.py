@@ -96,6 +96,7 @@ def test_own_constants_apply_to_every_normalisation(changes, folder):
     np.testing.assert_allclose(described["deviation"], 255 * np.array(OWN["image_std"]))
 
 
+@pytest.mark.slow
 def test_bytes_and_four_channels_train_and_resume(folder, tmp_path):
     words = (*TRAIN, "--data-dir", folder, "--eight-bit-io", "--fused-preprocessing", "--hostside-norm")
     succeed("train", *words, "--logs-path", tmp_path / "one")
@@ -203,6 +204,7 @@ def test_excess_bad_record_is_error(copy):
     assert (copy / "whole/log.txt").read_text().count("is skipped: ") == 2
 
 
+@pytest.mark.slow
 def test_bad_image_is_excluded_from_validation(copy):
     strike(copy, "validation-00001-of-00004", 0, "payload")
     names = ("--data-dir", copy, "--skip-bad-records", 2)

@@ -129,6 +129,7 @@ def test_class_weights_balance_classes(tmp_path):
     assert training_spec(prepare(cli.parse(words.split(), "train", environ={}).options, {})).loss.class_weights == ()
 
 
+@pytest.mark.slow
 def test_host_device_and_layout_mix_alike(tmp_path):
     """On the host or the device, folded or pipelined, unbroken or resumed: the same bits."""
     train = f"{BASE} {BOTH} --batch-size 4 --gradient-accumulation-count 4 --iterations 4 --log-dir {tmp_path}"
@@ -143,6 +144,7 @@ def test_host_device_and_layout_mix_alike(tmp_path):
         assert_same_bits(first, variables(plain, 4))
 
 
+@pytest.mark.slow
 def test_mixed_run_is_validated_per_image(tmp_path):
     folder = succeed("train", *f"{BASE} {BOTH} --iterations 1 --log-dir {tmp_path}".split()).folder
     assert (

@@ -85,6 +85,7 @@ def test_bundled_weights_are_small_and_licensed(kept):
     }
 
 
+@pytest.mark.slow
 def test_bundled_weights_recognise_photos():
     paths = {str(installed_photo(name)): SHOWN[name][2] for name in ("china.jpg", "flower.jpg")}
     for name in ("coffee.png", "chelsea.png"):  # more if scikit-image is installed
@@ -101,6 +102,7 @@ def test_bundled_weights_recognise_photos():
         assert {name for _, name in cats[:3]} == CATS
 
 
+@pytest.mark.slow
 def test_training_starts_with_bundled_weights(tmp_path, kept):
     words = f"--precision 32.32 --model efficientnet --dataset imagenet --generated-data {LITE_WORDS} --batch-size 2 --iterations 1 --no-validation"
     words += " --image-size 64 --ckpts-per-epoch 1 --seed 1"
@@ -132,6 +134,7 @@ def test_object_array_is_never_unpickled(tmp_path):
 # --- photos ---
 
 
+@pytest.mark.slow
 def test_predict_names_photos(tmp_path, drawn, monkeypatch):
     """Every kind of image, without a data set, and nothing is written."""
     monkeypatch.chdir(tmp_path)
@@ -166,6 +169,7 @@ def test_trained_run_uses_names_of_its_data(tmp_path, drawn):
         assert all(name in names if names else re.fullmatch(r"class \d\d?", name) for _, name in rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["missing", "text", "empty", "cut", "strip"])
 def test_unreadable_photo_is_one_line(tmp_path, drawn, kind):
     path = tmp_path / kind

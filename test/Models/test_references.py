@@ -87,6 +87,7 @@ def assert_close(ours, theirs, dtype):
 # --- timm ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "model", "size"),
     [
@@ -141,6 +142,7 @@ def filled_in(theirs, values, options):
                 weight.assign(KERAS.value_back(ours, values[KERAS.ours(ours, options)]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "side"),  # even and odd sides
     [("B0", 96), ("B2", 65)],

@@ -405,6 +405,7 @@ def test_damage_to_binary_files_is_named(tmp_path):
 # --- Training --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_folder_and_conversion_train_same_network(tmp_path):
     for split, count in (("train", 6), ("val", 2)):
         photos.write_tree(tmp_path / "pets" / split, per_class=count)

@@ -65,6 +65,7 @@ NETWORKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_portable_network_matches_emulated_one(name):
     words = f"{NETWORKS[name]} --precision 32.32".split()

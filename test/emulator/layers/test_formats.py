@@ -122,6 +122,7 @@ def test_other_formats_match_gfloat(name, way):
     assert same(number_format.rounded(values), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fp16", "bf16", "e4m3fnuz", "e5m2", "e2m5"])
 def test_stochastic_rounding_keeps_mean(name, way):
     number_format, draw = number_formats.by_name(name), np.random.default_rng(4)

@@ -174,6 +174,7 @@ def test_updates_round_unless_fp32_is_updated(copied):
     np.testing.assert_array_equal(found[trained], (value if copied else start)[trained])
 
 
+@pytest.mark.slow
 def test_weight_decay_affects_corrections_alone():
     def after(decay: float) -> dict[str, np.ndarray]:
         built = program(prepared(f"{NETWORK.replace('momentum', 'SGD')} --weight-decay {decay}"))
@@ -193,6 +194,7 @@ def test_weight_decay_affects_corrections_alone():
         assert np.abs(difference[:2]).max() < 1e-6
 
 
+@pytest.mark.slow
 def test_layouts_change_no_bit():
     def trained(layout: str) -> dict[str, np.ndarray]:
         built = program(prepared(f"{NETWORK} --fold 1 {layout}"))

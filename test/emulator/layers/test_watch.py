@@ -59,6 +59,7 @@ def test_backward_overflow_is_named():
         program.step([1e-3])
 
 
+@pytest.mark.slow
 def test_saturation_is_reported(tmp_path):
     words = f"{BASE} --loss-scaling 1e7 --saturate-on-overflow --iterations 1 --log-dir {tmp_path}"
     stopped = run("train", *words.split(), "--fp-exceptions")
@@ -68,6 +69,7 @@ def test_saturation_is_reported(tmp_path):
     assert unsaturated.code == 1 and "invalid operation (NaN) in" in unsaturated.err and ", in update 1" in unsaturated.err
 
 
+@pytest.mark.slow
 def test_watching_changes_no_bit(tmp_path):
     for name, extra in (("plain", ""), ("watched", "--fp-exceptions")):
         succeed(

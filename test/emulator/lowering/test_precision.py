@@ -255,6 +255,7 @@ def called(name: str, precision, kept: dict[str, tf.Tensor], recompute: bool = F
         return forward_backward.run_pass(whole, weights, features, cells, GradientWatch(WatchedLayers({})))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "stochastic"), [(name, name in ("resnet", "efficientnet")) for name in MODELS])
 def test_everything_in_model_is_half(name, stochastic):
     """Checked for every layer's output and every gradient in the backward pass, also if a tensor has several readers; with
@@ -285,6 +286,7 @@ def _used(variable):
     return value if not variable.trainable or variable.proxy else tf.cast(tf.cast(value, tf.half), tf.float32)
 
 
+@pytest.mark.slow
 def test_half_tensors_take_half_the_memory():
     """The largest number of bytes of live tensors in an update with 128 images, most of which are kept activations."""
     alive = {}
@@ -311,6 +313,7 @@ def halves(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["16.16", "8.16 --master-format e4m3fnuz --slot-format bf16 --format-scaling"])
 def test_checkpoint_keeps_formats(precision, halves, tmp_path):
     folder = halves if precision == "16.16" else tmp_path / "run"
@@ -341,6 +344,7 @@ def test_checkpoint_keeps_formats(precision, halves, tmp_path):
     assert not np.array_equal(before["all/b1/0/1/conv/conv2d/kernel"], found["all/b1/0/1/conv/conv2d/kernel"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [
     "--precision 8.16 --stochastic-rounding all --format-for last=bf16 --format-scaling --automatic-loss-scaling largest --loss-scaling 1e7",
     "--stochastic-rounding all",
@@ -374,6 +378,7 @@ def test_fp32_copy_keeps_small_updates(tmp_path):
     assert not representable(found[f"{name}/fp32"])
 
 
+@pytest.mark.slow
 def test_overflow_is_nan_or_saturates(tmp_path):
     """The loss scale exceeds FP16: gradients become NaN or saturate."""
     words = [*BASE.split(), "--loss-scaling", "1e7", "--iterations", "1"]
@@ -385,6 +390,7 @@ def test_overflow_is_nan_or_saturates(tmp_path):
     assert np.isfinite(variables(tmp_path / "cut", 1)["all/fc1/dense/kernel"]).all()
 
 
+@pytest.mark.slow
 def test_run_finds_its_loss_scale(tmp_path):
     """From a scale beyond FP16: updates that overflow are skipped and the scale is halved until one succeeds."""
     words = [*BASE.split(), "--loss-scaling", "3e6", "--automatic-loss-scaling", "--logs-path"]

@@ -275,6 +275,7 @@ def test_nan_stays_nan(activation):
     assert all(np.isnan(each).all() for each in trained) and np.isnan(inferred).sum() == 1
 
 
+@pytest.mark.slow
 @needs_kernels
 def test_run_without_kernels_is_close(tmp_path, monkeypatch):
     words = (

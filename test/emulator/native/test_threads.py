@@ -27,6 +27,7 @@ MODULES = (
 )  # each of them has shared work
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(library.load() is None, reason="the kernels are not built")
 def test_thread_count_changes_no_bit():
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (plugins.ROOT, plugins.ROOT / "test" / "helpers")))}

@@ -151,6 +151,7 @@ def trained(tmp_path, words: str) -> Path:
     return succeed("train", *f"{BASE} --iterations 8 --log-dir {tmp_path} {words}".split()).folder
 
 
+@pytest.mark.slow
 def test_run_averages_and_validates_its_checkpoints(tmp_path):
     """The checkpoints after 2, 4, 6 and 8 updates are all within the last epoch."""
     often = "--ckpts-per-epoch 50 --log-freq 2 --batches-per-step 2"

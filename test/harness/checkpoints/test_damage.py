@@ -52,6 +52,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damage_in_any_file_is_noticed(damage, folder):
     name, strike, place = DAMAGES[damage]
@@ -60,6 +61,7 @@ def test_damage_in_any_file_is_noticed(damage, folder):
     assert found.updates == 4 and f"ckpt-6.{name}" in warning and "skipped" in warning
 
 
+@pytest.mark.slow
 def test_resume_from_newest_intact_is_exact(whole, folder):
     flipped(folder / "ckpt-6.data-00000-of-00001", 0.4)
     cut(folder / "ckpt-4.index", 0.9)
@@ -219,6 +221,7 @@ def test_leftovers_of_killed_process_are_removed(folder):
     assert hidden == {".mine.9", ".arguments.json.old"}
 
 
+@pytest.mark.slow
 def test_validation_skips_unreadable_checkpoints(folder, tmp_path):
     flipped(folder / "ckpt-4.data-00000-of-00001", 0.5)
     result = run("validation", "--restore-path", folder, "--logs-path", tmp_path / "log")

@@ -64,6 +64,7 @@ def test_only_filtered_parameters_change(trained, tmp_path, layout):
     }
 
 
+@pytest.mark.slow
 def test_frozen_parts_are_not_differentiated():
     def backward(words: str) -> int:
         built = training_program(prepared(words), 0)

@@ -54,6 +54,7 @@ def in_small_scale(values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: value / np.float32(SMALL) if name.endswith("/Momentum") else value for name, value in values.items()}
 
 
+@pytest.mark.slow
 def test_loss_scale_changes_no_weight(stopped, whole, tmp_path):
     """The run is resumed, averaged, and resumed again from the checkpoint of the first scale."""
     folder = shutil.copytree(stopped, tmp_path / "run")
@@ -64,6 +65,7 @@ def test_loss_scale_changes_no_weight(stopped, whole, tmp_path):
     assert_same_bits(exact[0], in_small_scale(exact[1]))
 
 
+@pytest.mark.slow
 def test_slots_of_another_optimiser_are_not_reused(stopped, tmp_path):
     lars = ("--optimiser", "LARS")
     refused = run("restore", "--restore-path", stopped, *lars)

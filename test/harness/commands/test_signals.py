@@ -91,6 +91,7 @@ def test_closed_terminal_stops_run_and_saves(unbroken, tmp_path):
     assert timeless(unbroken / "training.csv") == timeless(folder / "training.csv")
 
 
+@pytest.mark.slow
 def test_second_signal_ends_at_once(tmp_path):
     """The first one waits for a long micro-batch."""
     words = "--dataset fashion-mnist --model-size 8 --batch-size 10000 --precision 32.32 --iterations 4 --no-validation"
@@ -118,6 +119,7 @@ def test_lock_admits_one_writer(unbroken, tmp_path):
     assert_same_bits(variables(unbroken, 16), variables(folder, 16))
 
 
+@pytest.mark.slow
 def test_restore_validates_after_signal_during_validation(tmp_path):
     folder = tmp_path / "run"
     words = WORDS.replace("--no-validation", "").replace("--iterations 16", "--iterations 2")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from commands import assert_same_bits, succeed, variables
 from figures import checked
 
@@ -36,6 +37,7 @@ def observations(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / numerics.RECORD).read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_observation_changes_no_bit(tmp_path):
     watched, plain = tmp_path / "watched", tmp_path / "plain"
     out = succeed("train", *WORDS, "--numerics", 2, "--stop-after", 3, "--logs-path", watched).out
@@ -59,6 +61,7 @@ def test_observation_changes_no_bit(tmp_path):
     assert all(run_files.is_own(path.name) for path in watched.iterdir() if path.is_file())
 
 
+@pytest.mark.slow
 def test_missed_observation_is_made_on_resume(tmp_path):
     """The checkpoint of an update is written before its observation; resuming from it used to skip the observation."""
     words, folder = [*WORDS, "--numerics", 2], tmp_path / "run"
@@ -74,6 +77,7 @@ def test_missed_observation_is_made_on_resume(tmp_path):
     assert [each["updates"] for each in observations(folder)] == [2, 4] and "is complete" in succeed("train", *again).out
 
 
+@pytest.mark.slow
 def test_weights_are_observed_at_their_update(tmp_path):
     succeed("train", *WORDS, "--numerics", 5, "--logs-path", tmp_path / "run")
     (observation,) = observations(tmp_path / "run")

@@ -44,6 +44,7 @@ def shown(out: str) -> list[str]:
     return sorted(re.findall(r"%  (.+)", out))
 
 
+@pytest.mark.slow
 def test_class_names_survive_loss_of_data(moved):
     out = succeed("validation", "--restore-path", moved / "run", "--predict", moved / "photo.png").out
     assert shown(out) == NAMES

@@ -77,6 +77,7 @@ def photos(tmp_path_factory) -> list[Path]:
     return sorted(folder.iterdir())
 
 
+@pytest.mark.slow
 def test_every_format_is_compared_with_checkpoint(trained):
     said = (trained / "output").read_text()
     assert "on 64 validation images" in said
@@ -208,6 +209,7 @@ def test_deviating_file_is_not_written(trained, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_other_exports_are_not_overwritten(trained, tmp_path):
     folder = shutil.copytree(trained / "export", tmp_path / "export")
     before = (folder / "model.tflite").read_bytes()

@@ -106,6 +106,7 @@ def outcomes():
     return find
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", BUILT)
 def test_option_changes_program(key, outcomes):
     base, words, expected = BUILT[key]
@@ -184,6 +185,7 @@ def test_services_get_project_and_run(tmp_path, monkeypatch):
     assert flow[-1][:2] == ("end_run", ("KILLED",))
 
 
+@pytest.mark.slow
 def test_latency_is_per_micro_batch(tmp_path):
     words = ("--dataset", "cifar-10", "--model-size", 8, "--batch-size", 2000, "--image-size", 8, "--log-dir", tmp_path)
     synthetic = succeed("validation", *words, "--latency", "--synthetic-data")

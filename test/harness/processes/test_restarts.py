@@ -116,6 +116,7 @@ def whole(tmp_path_factory) -> Callable[[int, int], Path]:
     return ran
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)  # on a machine that is busy with other tests
 @pytest.mark.parametrize(
     ("count", "kills", "with_mpi"),

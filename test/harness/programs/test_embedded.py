@@ -36,6 +36,7 @@ def accuracy(folder) -> str:
     return rows(folder / "validation.csv")[-1]["val_acc"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["32.32", "16.16"])
 def test_embedded_program_answers_like_validation(trained, tmp_path, monkeypatch, precision):
     monkeypatch.chdir(tmp_path)
@@ -59,6 +60,7 @@ def test_embedded_program_answers_like_validation(trained, tmp_path, monkeypatch
     assert 0 < float(re.search(r"^Median latency: ([\d.]+) ms$", result.out, re.MULTILINE)[1]) <= float(latencies[4])
 
 
+@pytest.mark.slow
 def test_program_is_built_once(trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ("--restore-path", trained / "ckpt-2", "--iterations", 2)

@@ -105,6 +105,7 @@ def test_twenty_updates_match_float64(rule, name):
         assert np.abs(found - expected).max() < tolerance * max(1.0, np.abs(expected).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["LAMB", "RMSprop --clip-grad-norm 1"])
 def test_loss_scale_changes_only_rounding(rule, tmp_path):
     found = []
@@ -120,6 +121,7 @@ def test_loss_scale_changes_only_rounding(rule, tmp_path):
             assert np.abs(one[name] - other[name]).max() <= 0.02 * np.abs(one[name] - start[name]).max() + 1e-6, name
 
 
+@pytest.mark.slow
 def test_lars_works_with_proxy_norm(tmp_path):
     words = (
         "--dataset fashion-mnist --model efficientnet --width-coefficient 0.25 --depth-coefficient 0.2 --groups 1 --proxy-norm "
@@ -139,6 +141,7 @@ def test_lars_works_with_proxy_norm(tmp_path):
         np.testing.assert_array_equal(trained, trained.astype(np.float16).astype(np.float32))
 
 
+@pytest.mark.slow
 def test_rules_with_norms_treat_proxy_rows_separately(tmp_path):
     """Skipped by name, as beta and gamma of other norms are, or all together. Otherwise each row is scaled by its own norm,
     without those of the statistics.
@@ -160,6 +163,7 @@ def test_rules_with_norms_treat_proxy_rows_separately(tmp_path):
     assert moved == [True, False, True, False]
 
 
+@pytest.mark.slow
 def test_adamw_decays_weights_apart_from_update(tmp_path):
     """By rate x decay of the old value; neither the moments nor the loss scale affect the decay."""
     after, tenth = {}, "--abs-learning-rate 0.1 --warmup-epochs 0 --iterations 1"

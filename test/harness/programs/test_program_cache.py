@@ -30,6 +30,7 @@ def prepared(*words: object) -> Run:
     return prepare(cli.parse([*map(str, SMALL), *map(str, words)], "train", environ={}).options, {})
 
 
+@pytest.mark.slow
 def test_cached_program_is_exact_for_any_seed(tmp_path):
     """One seed's program serves another seed, also from another folder."""
     words = [*SMALL, "--executable-cache-path", tmp_path / "first"]
@@ -48,6 +49,7 @@ def test_cached_program_is_exact_for_any_seed(tmp_path):
     assert rows[0] == rows[1]
 
 
+@pytest.mark.slow
 def test_kernels_are_cached_with_program(tmp_path):
     """A second process compiles nothing, writes nothing and logs nothing; neither process leaves files."""
     environ = {k: v for k, v in os.environ.items() if k not in ("TF_XLA_FLAGS", "TF_POPLAR_FLAGS", "TF_CPP_MIN_LOG_LEVEL")}
@@ -135,6 +137,7 @@ def test_least_recently_used_are_removed(tmp_path):
     assert [kind for kind in "abcd" if kept(tmp_path, kind=kind).load()] == ["a", "d"]
 
 
+@pytest.mark.slow
 def test_options_outside_key_reach_no_graph():
     """The graphs of two runs that differ in all of these options are equal."""
     from harness.programs.build import training_program

@@ -17,6 +17,7 @@ from PIL import Image
 from base.storage import tables
 from harness.report_page import validation_results
 
+pytestmark = pytest.mark.slow  # its run and its page
 CLASSES = ("<script>alert(1)<", 'b "quoted" & co', "c")
 NETWORK = (
     "--model efficientnet --width-coefficient 0.25 --depth-coefficient 0.25 --top-width 32 --batch-norm --image-size 32"

@@ -49,6 +49,7 @@ def scheduled(request):
         yield profiled(STAGED, pipeline_schedule=request.param)
 
 
+@pytest.mark.slow
 def test_stages_keep_to_schedule(scheduled):
     plan, found = scheduled
     drawn = schedules.build(plan.schedule, 4, plan.passes_per_update)
@@ -77,6 +78,7 @@ def test_missing_gates_break_order(monkeypatch):
     assert any(timings.order(found.cells, stage) != schedules.order(drawn, stage) for stage in range(4))
 
 
+@pytest.mark.slow
 def test_recording_changes_no_bit(tmp_path):
     folders = [tmp_path / name for name in ("with", "without")]
     for folder, words in zip(folders, (["--profile"], [])):
@@ -92,6 +94,7 @@ def bars(path: Path) -> list[str]:
     return [title.text for group in ET.parse(path).iter(f"{SVG}g") for title in group.findall(f"{SVG}title")]
 
 
+@pytest.mark.slow
 def test_profile_is_written_where_asked(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = [*STAGED.split(), "--iterations", 3, "--no-validation"]
@@ -127,6 +130,7 @@ def phases(output: str) -> dict[str, float]:
     return {name: float(seconds) for name, seconds in re.findall(r"^  (\S.*?) +([\d.]+) s(?:  .*)?$", table, re.M)}
 
 
+@pytest.mark.slow
 def test_profile_explains_time_before_first_update(tmp_path):
     words = [*RESNET.split(), "--iterations", 6, "--no-validation", "--batches-per-step", 6,
              "--executable-cache-path", tmp_path / "programs"]  # fmt: skip
@@ -157,6 +161,7 @@ def test_profile_explains_time_before_first_update(tmp_path):
     assert list(phases(out)) == taken and not (tmp_path / "three").exists()
 
 
+@pytest.mark.slow
 def test_gc_profile_runs_command(tmp_path):
     words = [*RESNET.split(), "--iterations", "3", "--no-validation", "--no-logs"]
     tool = [sys.executable, "-m", "harness.commands.gc_profile", "-d", str(tmp_path / "kept")]
@@ -187,6 +192,7 @@ def test_validation_is_profiled(tmp_path):
     assert any(event.get("args", {}).get("op", "").endswith("Conv2D") for event in events)
 
 
+@pytest.mark.slow
 def test_recomputation_lowers_peak_accumulation_adds_nothing():
     """Measured in bytes of tensors alive at once in a recorded update."""
     words = (

@@ -103,6 +103,7 @@ def test_recorded_choice_holds_for_recorded_format_only(monkeypatch):
     assert not prepared(DENSE, recorded={**record, "native_arithmetic": False}).plan.precision.native_arithmetic
 
 
+@pytest.mark.slow
 def test_resumed_run_keeps_and_reports_its_bf16(tmp_path, monkeypatch):
     """A run that began on a processor with BF16 units continues with the same bits, and says that the units are missing."""
     words = (

@@ -54,6 +54,7 @@ def unbroken(tmp_path_factory):
     return succeed("train", *UNBROKEN, "--log-dir", folder)
 
 
+@pytest.mark.slow
 def test_restore_is_exact(unbroken, tmp_path):
     # 173 is inside the second epoch, off the grid of host steps, log lines and checkpoints
     stopped = succeed("train", *UNBROKEN, "--log-dir", tmp_path, "--stop-after", 173)
@@ -243,6 +244,7 @@ def test_generated_and_synthetic_data_are_learnt(kind, dataset, tmp_path):
     assert float(rows(result.folder / "training.csv")[0]["lr"]) == pytest.approx(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "checkpoints", "validated"), [
     (("--ckpts-per-epoch", 0), [], ["final"]),
     (("--max-ckpts-to-keep", 1, "--ckpts-per-epoch", 2), [20], ["ckpt-5", "ckpt-10", "ckpt-15", "ckpt-20"]),
@@ -258,6 +260,7 @@ def test_checkpoints_and_validations_are_due_as_listed(tmp_path, words, checkpoi
     assert ([row["name"] for row in rows(path)] if path.exists() else []) == validated
 
 
+@pytest.mark.slow
 def test_patience_ends_run_and_keeps_best(tmp_path):
     """The rate changes losses but no answer: patience counts from the first validation, and the lowest loss is kept."""
     words = ("--precision", "32.32", "--dataset", "cifar-10", "--model-size", 8, "--group-norm", "--batch-size", 125,
@@ -308,6 +311,7 @@ def photo_set(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_imagenet_trains_from_photos(photo_set, tmp_path):
     words = ("--precision", "32.32", "--dataset", "imagenet", "--data-dir", photo_set, "--model-size", 18, "--image-size", 64,
              "--batch-size", 8, "--iterations", 3, "--batches-per-step", 1, "--abs-learning-rate", 0.01, "--log-dir", tmp_path, "--seed", 1)  # fmt: skip
