@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import peers
-from harness.commands import cli
-from harness.run.resolve import prepare
+from bench import peers
+from cnn_harness.harness.commands import cli
+from cnn_harness.harness.run.resolve import prepare
 
 
 @pytest.mark.parametrize("row", peers.ROWS, ids=lambda row: row.name)

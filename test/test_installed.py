@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from base import plugins
-from base.process import commands
+from cnn_harness.base import plugins
+from cnn_harness.base.process import commands
 
 ROOT = plugins.ROOT
 NOT_RUN = ("docs", "test", "benchmarks", ".ci")  # only in a checkout

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from base import plugins
-from LR_Schedules._schedule import Schedule
-from Models._model import Model
+from cnn_harness.base import plugins
+from cnn_harness.LR_Schedules._schedule import Schedule
+from cnn_harness.Models._model import Model
 from tools.draw_packages import draw, graph, imported
 
 ROOT = plugins.ROOT

@@ -8,7 +8,7 @@ import nbclient
 import nbformat
 import pytest
 
-from base import plugins
+from cnn_harness.base import plugins
 
 NOTEBOOKS = sorted((plugins.ROOT / "docs/notebooks").glob("*.ipynb"))
 

@@ -10,8 +10,8 @@ import yaml
 from commands import run, succeed
 from figures import checked
 
-from base.plugins import ROOT
-from harness.planning import plan_options
+from cnn_harness.base.plugins import ROOT
+from cnn_harness.harness.planning import plan_options
 
 CONFIGURATIONS = [
     name for name in yaml.safe_load((ROOT / "configs.yml").read_text())

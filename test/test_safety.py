@@ -18,10 +18,10 @@ import pytest
 import tensorflow.compat.v1 as tf
 from commands import assert_same_bits, rows, run, succeed, timeless, variables
 
-from base import plugins
-from harness.checkpoints import find
-from harness.training.checkpointer import Checkpointer
-from harness.training.loop import TrainingLoop
+from cnn_harness.base import plugins
+from cnn_harness.harness.checkpoints import find
+from cnn_harness.harness.training.checkpointer import Checkpointer
+from cnn_harness.harness.training.loop import TrainingLoop
 
 ROOT = plugins.ROOT
 WORDS = (

@@ -9,7 +9,7 @@ import sys
 import pytest
 from commands import rows
 
-from base import plugins
+from cnn_harness.base import plugins
 
 FILES = ("run/ckpt-3.index", "two/ckpt-2.index", "exported/frozen.pb", "predicted.csv", "report.html", "compared.svg")
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import LR_Schedules
-from harness.run.length import TrainingLength
-from LR_Schedules._schedule import ScheduledRun, warmup_iterations
+from cnn_harness import LR_Schedules
+from cnn_harness.harness.run.length import TrainingLength
+from cnn_harness.LR_Schedules._schedule import ScheduledRun, warmup_iterations
 
 NAMES = sorted(p.stem for p in Path(LR_Schedules.__file__).parent.glob("[!_]*.py"))
 NEEDED = {"stepped": {"learning_rate_schedule": "0.3,0.6,0.8,0.9"}, "exponential": {"lr_decay_rate": 0.97, "lr_drops": 146}}
@@ -29,7 +29,7 @@ def of_data(images, batch, peak=1.0, **length):
 
 
 def rate(name, where=None, **options):
-    plugin = importlib.import_module(f"LR_Schedules.{name}")
+    plugin = importlib.import_module(f"cnn_harness.LR_Schedules.{name}")
     return plugin.build(plugin.Options(**{**NEEDED.get(name, {}), **options}), where or scheduled())
 
 

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emulator.cost_model import search, systems, variants
-from emulator.cost_model.constants import FITTED
-from emulator.cost_model.memory import CODE, CODE_ALWAYS, TEMPORARIES, UNEVEN
-from emulator.cost_model.prediction import Prediction, predict
-from emulator.cost_model.systems import BOW, MK1, MK2, SYSTEMS
-from emulator.cost_model.throughput import Timing
-from emulator.cost_model.workload import Workload
-from harness.planning.plan_options import run_of
-from tools import fit_planner
+from cnn_harness.emulator.cost_model import search, systems, variants
+from cnn_harness.emulator.cost_model.constants import FITTED
+from cnn_harness.emulator.cost_model.memory import CODE, CODE_ALWAYS, TEMPORARIES, UNEVEN
+from cnn_harness.emulator.cost_model.prediction import Prediction, predict
+from cnn_harness.emulator.cost_model.systems import BOW, MK1, MK2, SYSTEMS
+from cnn_harness.emulator.cost_model.throughput import Timing
+from cnn_harness.emulator.cost_model.workload import Workload
+from cnn_harness.harness.planning.plan_options import run_of
+from cnn_harness.tools import fit_planner
 
 MIB = 2**20
 

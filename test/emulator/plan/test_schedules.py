@@ -7,7 +7,7 @@ from itertools import accumulate
 
 import pytest
 
-from emulator.plan.schedules import (
+from cnn_harness.emulator.plan.schedules import (
     SCHEDULES,
     Action,
     ScheduleError,

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from commands import assert_same_bits, run, succeed, timeless, variables
 
-from base import plugins
-from base.process.early_exit import BEFORE
+from cnn_harness.base import plugins
+from cnn_harness.base.process.early_exit import BEFORE
 
 ROOT = plugins.ROOT
 # one host step of 16 updates with several micro-batches each: no event is due in between
@@ -174,7 +174,7 @@ def test_signal_during_imports_is_one_line(k, path):
 
 IN_A_COMMAND = """
 import os, signal, sys, threading, time
-from base.process import command_line, early_exit
+from cnn_harness.base.process import command_line, early_exit
 me = os.getpid()
 early_exit.install("it")
 def main(words):

@@ -19,16 +19,16 @@ import tensorflow.compat.v1 as tf
 from commands import Result, succeed
 from PIL import Image
 
-from Datasets._spec import ReadRequest
-from Datasets.formats import preprocessing
-from Datasets.pipeline import image_files
-from Datasets.sources.registry import published_spec
-from harness.checkpoints import find, read
-from harness.export import comparison, file_formats, network, predict
-from harness.export.comparison import FP16, FP32, INT8
-from harness.export.file_formats import FORMATS
-from harness.programs import build
-from tools import export
+from cnn_harness.Datasets._spec import ReadRequest
+from cnn_harness.Datasets.formats import preprocessing
+from cnn_harness.Datasets.pipeline import image_files
+from cnn_harness.Datasets.sources.registry import published_spec
+from cnn_harness.harness.checkpoints import find, read
+from cnn_harness.harness.export import comparison, file_formats, network, predict
+from cnn_harness.harness.export.comparison import FP16, FP32, INT8
+from cnn_harness.harness.export.file_formats import FORMATS
+from cnn_harness.harness.programs import build
+from cnn_harness.tools import export
 
 OWN = "savedmodel,frozen,tflite"  # formats of TensorFlow itself
 needs_onnx = pytest.mark.skipif(

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from base.errors import OptionError
-from harness.commands import cli
-from LR_Schedules import stepped
+from cnn_harness.base.errors import OptionError
+from cnn_harness.harness.commands import cli
+from cnn_harness.LR_Schedules import stepped
 
 NO_NUMBERS = [
     "１２",

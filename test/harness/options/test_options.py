@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from commands import program, run, succeed
 
-from base.storage import tables
-from harness.commands import cli
-from harness.run.resolve import prepare
-from harness.run.run import Run
-from harness.training.loop import TrainingLoop
+from cnn_harness.base.storage import tables
+from cnn_harness.harness.commands import cli
+from cnn_harness.harness.run.resolve import prepare
+from cnn_harness.harness.run.run import Run
+from cnn_harness.harness.training.loop import TrainingLoop
 
 # (model, data set) -> weight decay, LARS weight decay, exponent with SGD and with momentum, epochs, stepped drops,
 # micro-batch, group norm, groups, model size, stable norm, label smoothing

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from base.errors import OptionError
-from harness.commands import cli
-from harness.options import configs
-from harness.options.releases import VINTAGES, version
-from harness.options.sources import DEFAULT_CONFIG_PATH
-from harness.run.resolve import prepare
-from harness.run.run import Run
+from cnn_harness.base.errors import OptionError
+from cnn_harness.harness.commands import cli
+from cnn_harness.harness.options import configs
+from cnn_harness.harness.options.releases import VINTAGES, version
+from cnn_harness.harness.options.sources import DEFAULT_CONFIG_PATH
+from cnn_harness.harness.run.resolve import prepare
+from cnn_harness.harness.run.run import Run
 
 pytestmark = pytest.mark.usefixtures("read_once")
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from harness.processes.checkpoint_interval import best_interval, lost_share
+from cnn_harness.harness.processes.checkpoint_interval import best_interval, lost_share
 
 
 def simulated(interval: float, saving: float, restarting: float, between: float, failing: int = 20_000) -> float:

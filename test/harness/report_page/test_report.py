@@ -14,8 +14,8 @@ from commands import rows as csv_rows
 from commands import run, succeed
 from PIL import Image
 
-from base.storage import tables
-from harness.report_page import validation_results
+from cnn_harness.base.storage import tables
+from cnn_harness.harness.report_page import validation_results
 
 pytestmark = pytest.mark.slow  # its run and its page
 CLASSES = ("<script>alert(1)<", 'b "quoted" & co', "c")

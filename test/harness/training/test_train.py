@@ -16,9 +16,9 @@ import small_sets
 import tensorflow.compat.v1 as tf
 from commands import arguments, assert_same_bits, moved, rows, run, succeed, timeless, variables
 
-from base import plugins
-from harness.commands import cli
-from harness.run.resolve import prepare
+from cnn_harness.base import plugins
+from cnn_harness.harness.commands import cli
+from cnn_harness.harness.run.resolve import prepare
 
 ROOT = plugins.ROOT
 SMALL = ("--precision", "32.32", "--dataset", "cifar-10", "--model-size", "8", "--optimiser", "momentum", "--lr-schedule", "cosine",
