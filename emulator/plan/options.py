@@ -5,10 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from base import plugins
-from base.fields import HALVES, HINT, LENGTH, NOT_IN_GRAPH, ONE_CALL, PER_INSTANCE, TRAINING_ONLY, at_least, between, opt
-from emulator.plan import number_formats
-from emulator.plan.schedules import SCHEDULES
+from cnn_harness.base import plugins
+from cnn_harness.base.fields import (
+    HALVES,
+    HINT,
+    LENGTH,
+    NOT_IN_GRAPH,
+    ONE_CALL,
+    PER_INSTANCE,
+    TRAINING_ONLY,
+    at_least,
+    between,
+    opt,
+)
+from cnn_harness.emulator.plan import number_formats
+from cnn_harness.emulator.plan.schedules import SCHEDULES
 
 ALL_REDUCE_FORMATS = ("fp32", "fp16", "bf16")
 FASTEST = "auto"  # this precision is resolved before the plan: the fastest here with the accuracy of FP32

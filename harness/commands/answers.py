@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from base import version
-from base.errors import Answered, Failure, WrongInput
-from base.process import command_line, commands
-from emulator.plan.options import FASTEST
-from harness.commands import cli
-from harness.commands.cli import Parsed
-from harness.options import bare_word, option_help, sources
-from harness.options.sections import RunOptions
+from cnn_harness.base import version
+from cnn_harness.base.errors import Answered, Failure, WrongInput
+from cnn_harness.base.process import command_line, commands
+from cnn_harness.emulator.plan.options import FASTEST
+from cnn_harness.harness.commands import cli
+from cnn_harness.harness.commands.cli import Parsed
+from cnn_harness.harness.options import bare_word, option_help, sources
+from cnn_harness.harness.options.sections import RunOptions
 
 _QUESTIONS = ("help", "version", "list_configs")
 _RECORDED = ("restore_path", "autoresume", "init_path")  # options whose answer needs recorded options
@@ -63,7 +63,7 @@ def parse(argv: list[str], script: str, recorded: Mapping[str, Any] | None = Non
     answer_general(argv, script)
     record = None
     if folder:
-        from harness.checkpoints import run_record
+        from cnn_harness.harness.checkpoints import run_record
 
         record = run_record.arguments_file(folder)
     parsed = cli.parse(argv, script, recorded, record=record)
@@ -78,7 +78,7 @@ def _formats(options: RunOptions) -> list[str]:
     """Return the lines of a table of number formats. --precision auto has none, because it depends on the network."""
     if options.device.precision == FASTEST:
         return [f"--precision {FASTEST} chooses 32.32 or bf16.32; --dry-run prints the choice"]
-    from emulator.plan.precision import Precision
+    from cnn_harness.emulator.plan.precision import Precision
 
     return Precision.of(options.device, options.training.offload_fp32_weight_copy).table()
 
@@ -89,7 +89,7 @@ def answer_general(argv: list[str], script: str) -> None:
     if "version" in given:
         answer(version.line())
     if "list_configs" in given:
-        from harness.options import configs
+        from cnn_harness.harness.options import configs
 
         path = given.get("config_path") or [str(sources.DEFAULT_CONFIG_PATH)]
         answer(configs.listing(path[-1], (given["list_configs"] or [configs.ALL])[-1]))
@@ -103,7 +103,7 @@ def answer(*lines: str) -> NoReturn:
 
 def print_answer(*lines: str) -> None:
     """Print the lines; if poprun started several processes, only one of them prints."""
-    from harness.cluster import membership
+    from cnn_harness.harness.cluster import membership
 
     if not membership.under_poprun(os.environ) or membership.answers_for_all(os.environ):
         print(*lines, sep="\n")

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from base import plugins
-from base.errors import OptionError, WrongInput, parts
-from base.fields import HINT, short
-from emulator.plan.options import FASTEST
-from harness.commands import option_values
-from harness.commands.option_values import OptionValues
-from harness.options.catalogue import Catalogue, catalogue, format_value
-from harness.options.sections import (
+from cnn_harness.base import plugins
+from cnn_harness.base.errors import OptionError, WrongInput, parts
+from cnn_harness.base.fields import HINT, short
+from cnn_harness.emulator.plan.options import FASTEST
+from cnn_harness.harness.commands import option_values
+from cnn_harness.harness.commands.option_values import OptionValues
+from cnn_harness.harness.options.catalogue import Catalogue, catalogue, format_value
+from cnn_harness.harness.options.sections import (
     COMMAND_LINE,
     RECORDED,
     SECTIONS,
@@ -29,7 +29,7 @@ from harness.options.sections import (
     RunOptions,
     flag,
 )
-from harness.options.sources import (
+from cnn_harness.harness.options.sources import (
     GivenValue,
     argument,
     chosen_config,
@@ -38,10 +38,10 @@ from harness.options.sources import (
     from_record,
     given_arguments,
 )
-from harness.run.data import NoDataSet
+from cnn_harness.harness.run.data import NoDataSet
 
 if TYPE_CHECKING:
-    from harness.options.configs import Block
+    from cnn_harness.harness.options.configs import Block
 
 # weights work only with the normalisation of images with which they were trained
 NORMALISATION = ("symmetric_input", "normalise_input", "image_mean", "image_std")
@@ -98,7 +98,7 @@ def parse(
         except NoDataSet:
             if script in ("train", "restore"):
                 raise
-            from harness.commands import run_list
+            from cnn_harness.harness.commands import run_list
 
             raise OptionError(
                 f"no run given; give a run directory, as in {script}.py logs/<run>, or --dataset fashion-mnist to measure "
@@ -129,7 +129,7 @@ def _network_of(weights: str, chosen: GivenValue, size: str | None) -> dict[str,
 
     Return {} if nothing is recorded, or if this call chooses another model or another size of the default model.
     """
-    from harness.checkpoints import find, run_record
+    from cnn_harness.harness.checkpoints import find, run_record
 
     recorded: dict[str, Any] = {}
     with suppress(WrongInput, OSError):  # reading the weights reports the error later

@@ -6,14 +6,14 @@ import os
 from itertools import takewhile
 from pathlib import Path
 
-from base.errors import OptionError
-from base.fields import short
-from base.plugins import did_you_mean
-from base.process import commands
-from base.storage import run_files
-from harness.options import releases, sources
-from harness.options.catalogue import all_options
-from harness.options.sections import flag
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.fields import short
+from cnn_harness.base.plugins import did_you_mean
+from cnn_harness.base.process import commands
+from cnn_harness.base.storage import run_files
+from cnn_harness.harness.options import releases, sources
+from cnn_harness.harness.options.catalogue import all_options
+from cnn_harness.harness.options.sections import flag
 
 
 def as_option(argv: list[str], script: str) -> list[str]:
@@ -43,7 +43,7 @@ def _of_training(word: str, argv: list[str]) -> str:
                 f"{short(word)} is a run directory; resume it with restore.py, or validate it with validation.py"
             )
         return "data_dir"
-    from harness.options import configs  # late, because it imports yaml
+    from cnn_harness.harness.options import configs  # late, because it imports yaml
 
     names = configs.ConfigFile(sources.argument(argv, "config_path", "train") or str(sources.DEFAULT_CONFIG_PATH)).names
     if not {word, releases.split_name(word)[0]} & {*names}:

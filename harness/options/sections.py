@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from base.errors import OptionError
-from base.fields import (
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.fields import (
     HALVES,
     HINT,
     LARGEST_COUNT,
@@ -28,9 +28,9 @@ from base.fields import (
     decimal_number,
     opt,
 )  # fmt: skip
-from emulator.plan.options import PASSES, DeviceOptions
-from harness.options import releases
-from harness.options.update_rules import RMSPROP_DECAY, SKIPPED, UPDATE_RULES
+from cnn_harness.emulator.plan.options import PASSES, DeviceOptions
+from cnn_harness.harness.options import releases
+from cnn_harness.harness.options.update_rules import RMSPROP_DECAY, SKIPPED, UPDATE_RULES
 
 COMMAND_LINE, CONFIGURATION, RECORDED = "command line", "configuration", "the recorded run"  # sources of values
 ACCUMULATION, AUTO = "gradient_accumulation_count", "auto"

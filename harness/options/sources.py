@@ -10,15 +10,23 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from base import plugins
-from base.errors import OptionError
-from base.fields import short
-from harness.options.catalogue import Catalogue, Option, Spelling, all_options, format_value, plugins_with, shared_options
-from harness.options.other_names import OTHER_NAMES
-from harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, flag
+from cnn_harness.base import plugins
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.fields import short
+from cnn_harness.harness.options.catalogue import (
+    Catalogue,
+    Option,
+    Spelling,
+    all_options,
+    format_value,
+    plugins_with,
+    shared_options,
+)
+from cnn_harness.harness.options.other_names import OTHER_NAMES
+from cnn_harness.harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, flag
 
 if TYPE_CHECKING:
-    from harness.options.configs import Block
+    from cnn_harness.harness.options.configs import Block
 
 # Configurations must not have these options: they are read before the configuration, or apply to one call.
 COMMAND_LINE_ONLY = (
@@ -223,7 +231,7 @@ def chosen_config(main: Mapping[str, GivenValue]) -> Block | None:
     """Return the configuration of --config, or None."""
     if "config" not in main and "config_path" not in main:
         return None
-    from harness.options import configs  # late, because it imports yaml
+    from cnn_harness.harness.options import configs  # late, because it imports yaml
 
     path = main["config_path"].value if "config_path" in main else str(DEFAULT_CONFIG_PATH)
     if "config" not in main:

@@ -9,10 +9,10 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from emulator.native import library
-from emulator.program.training_spec import Move, Optimiser
-from harness.options.sections import TrainingOptions
-from harness.options.update_rules import UPDATE_RULES, named_by
+from cnn_harness.emulator.native import library
+from cnn_harness.emulator.program.training_spec import Move, Optimiser
+from cnn_harness.harness.options.sections import TrainingOptions
+from cnn_harness.harness.options.update_rules import UPDATE_RULES, named_by
 
 Slots = dict[str, tf.Tensor]
 Named = Callable[[str], bool]

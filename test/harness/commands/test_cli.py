@@ -16,15 +16,15 @@ from typing import Any
 import pytest
 from commands import run, succeed
 
-from base import plugins, version
-from base.errors import Answered, DataError, OptionError
-from emulator.native import library
-from emulator.plan.options import PASSES
-from harness.commands import cli, entry, hints
-from harness.commands.cli import Parsed
-from harness.options import catalogue, configs, sources
-from harness.options.other_names import OTHER_NAMES, OTHER_VALUES
-from harness.options.sources import DEFAULT_CONFIG_PATH
+from cnn_harness.base import plugins, version
+from cnn_harness.base.errors import Answered, DataError, OptionError
+from cnn_harness.emulator.native import library
+from cnn_harness.emulator.plan.options import PASSES
+from cnn_harness.harness.commands import cli, entry, hints
+from cnn_harness.harness.commands.cli import Parsed
+from cnn_harness.harness.options import catalogue, configs, sources
+from cnn_harness.harness.options.other_names import OTHER_NAMES, OTHER_VALUES
+from cnn_harness.harness.options.sources import DEFAULT_CONFIG_PATH
 
 CIFAR = ("--dataset", "cifar-10")
 IMAGENET = "--dataset imagenet --data-dir nowhere"  # parsing opens no data
