@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakSet
 
 import cnn_harness.train as training
-from cnn_harness import validation
 from cnn_harness.base.errors import Answered, DataError, Failure, HarnessError, OptionError, UserError, WrongInput  # noqa: F401
 from cnn_harness.base.fields import short
 from cnn_harness.base.process import command_line, commands, printed, tf_runtime
@@ -44,12 +43,14 @@ from cnn_harness.harness.evaluation.photo_predictions import Predictor
 from cnn_harness.harness.evaluation.saved_weights import SavedWeights
 from cnn_harness.harness.options.keyword_form import in_python
 from cnn_harness.harness.options.sections import flag
-from cnn_harness.harness.planning import plan_options, planned_config
 from cnn_harness.harness.reports import chart, training_chart
 from cnn_harness.harness.run.run import Run
 from cnn_harness.harness.training.run_dir import Listener
 from cnn_harness.tools import finetune as finetuning
 from cnn_harness.tools import plan as planning
+from cnn_harness.tools.planning import plan_options, planned_config
+
+from cnn_harness import validation
 
 if TYPE_CHECKING:
     import numpy as np
@@ -119,7 +120,6 @@ class TrainedNetwork:
         images below it, sorted by path.
         """
         import numpy as np
-
         from cnn_harness.harness.evaluation import given_images
 
         found: list[np.ndarray] = []

@@ -12,7 +12,6 @@ pseudorandom number generators", OOPSLA 2014). To draw a number for every elemen
 from __future__ import annotations
 
 import tensorflow.compat.v1 as tf
-
 from cnn_harness.base import keys
 from cnn_harness.base.tracing import traced
 

@@ -19,7 +19,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import keras
 import numpy as np
 import tensorflow as tf
-
 from bench import _rounds
 from cnn_harness.base.process import command_line
 

@@ -26,7 +26,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-
 from bench import _paired
 from cnn_harness.Datasets._spec import OpenRequest, ReadRequest
 from cnn_harness.Datasets.formats.tfrecord import RecordIndex
@@ -175,8 +174,8 @@ def saving(rounds: int) -> None:
     from cnn_harness.harness.checkpoints import write
     from cnn_harness.harness.checkpoints.checkpoint import Checkpoint
     from cnn_harness.harness.checkpoints.write import Writer
-    from cnn_harness.harness.commands import cli
     from cnn_harness.harness.programs.build import training_program
+    from cnn_harness.harness.run import cli
     from cnn_harness.harness.run.resolve import prepare
 
     words = "--dataset imagenet --synthetic-data --model resnet --model-size 50 --optimiser momentum --precision 32.32"

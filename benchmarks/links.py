@@ -21,7 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import _paired
-from cnn_harness.harness.commands import cli
+from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 
 RN50 = "--model-size 50 --dataset imagenet --synthetic-data --group-norm --batch-size 4"

@@ -17,7 +17,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-
 from bench import _paired
 from cnn_harness.emulator.layers.proxy_norm import initial
 from cnn_harness.emulator.lowering.lists import prepared

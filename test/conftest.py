@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
 from cnn_harness.base.process import tf_runtime
 
 tf_runtime.prefer_onednn()  # test modules import TensorFlow directly

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 from bench import peers
-from cnn_harness.harness.commands import cli
+from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 
 

@@ -11,15 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from cnn_harness.base import plugins
 from cnn_harness.base.process import commands
-from cnn_harness.harness.commands import cli
+from cnn_harness.harness.distributed import poprun_options
 from cnn_harness.harness.options import configs
 from cnn_harness.harness.options.catalogue import section_options
 from cnn_harness.harness.options.sections import SECTIONS
 from cnn_harness.harness.options.sources import DEFAULT_CONFIG_PATH
-from cnn_harness.harness.processes import poprun_options
+from cnn_harness.harness.run import cli
 
 ROOT = plugins.ROOT
 DOCS = ROOT / "docs"
@@ -30,15 +29,15 @@ TOOLS = {
     "own-photos.md": ("tools/import_weights.py", "test/helpers/clothing.py"),
     "data-sets.md": ("tools/datasets/convert.py", "tools/datasets/verify.py"),
     "reading-a-run.md": ("weight_avg.py", "tools/report.py", "tools/runs.py"),
-    "export.md": ("harness/export/export_options.py",),
-    "comparison.md": ("harness/export/export_options.py",),
+    "export.md": ("tools/exporting/export_options.py",),
+    "comparison.md": ("tools/exporting/export_options.py",),
     "number-formats.md": ("tools/formats.py", "tools/study.py"),
     "distributed.md": ("tools/simulate_groups.py",),
     "sweeps.md": ("tools/sweep.py",),
-    "paper.md": ("tools/findings.py", "tools/study.py", "tools/paper.py", "harness/planning/plan_options.py"),
-    "planner.md": ("harness/planning/plan_options.py", "tools/fit_planner.py"),
-    "README.md": ("harness/planning/plan_options.py",),
-    "installing.md": ("harness/planning/plan_options.py",),
+    "paper.md": ("tools/findings.py", "tools/study.py", "tools/paper.py", "tools/planning/plan_options.py"),
+    "planner.md": ("tools/planning/plan_options.py", "tools/fit_planner.py"),
+    "README.md": ("tools/planning/plan_options.py",),
+    "installing.md": ("tools/planning/plan_options.py",),
 }
 OTHERS = {
     "emulation.md": {"--executable_cache_path"},

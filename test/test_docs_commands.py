@@ -17,11 +17,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
-from timm_networks import recorded
-
 from cnn_harness.base import plugins
 from cnn_harness.base.process import commands
+from safetensors.numpy import save_file
+from timm_networks import recorded
 
 ROOT = plugins.ROOT
 PAGES = {page.name: page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}

@@ -19,9 +19,6 @@ import fuzzing
 import numpy as np
 import photos
 import pytest
-from PIL import Image
-from slurm_tasks import TASK, task
-
 from cnn_harness.base.errors import DataError, OptionError
 from cnn_harness.Datasets import cifar
 from cnn_harness.Datasets._spec import OpenRequest
@@ -29,14 +26,15 @@ from cnn_harness.Datasets.formats import class_names, conversion_info, idx, imag
 from cnn_harness.Datasets.formats.bad_records import Tolerance
 from cnn_harness.Datasets.formats.tfrecord import RecordIndex
 from cnn_harness.Datasets.pipeline import decoding
-from cnn_harness.harness.cluster import membership
-from cnn_harness.harness.cluster.membership import TF_CONFIG
-from cnn_harness.harness.commands import cli
+from cnn_harness.harness.distributed import poprun_options
 from cnn_harness.harness.options import configs
 from cnn_harness.harness.options.catalogue import Option, all_options
 from cnn_harness.harness.options.sources import DEFAULT_CONFIG_PATH
-from cnn_harness.harness.processes import poprun_options
+from cnn_harness.harness.run import cli, membership
+from cnn_harness.harness.run.membership import TF_CONFIG
 from cnn_harness.tools.datasets import listings, verify
+from PIL import Image
+from slurm_tasks import TASK, task
 
 MEMORY = 64 << 20  # of Python and NumPy, for inputs of kilobytes
 ODD = (

@@ -10,7 +10,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-
 from cnn_harness.base import plugins
 from cnn_harness.base.process import commands
 

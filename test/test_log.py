@@ -7,16 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from commands import succeed
-
-from cnn_harness import log
 from cnn_harness.base import plugins
 from cnn_harness.base.storage import locks, tables
 from cnn_harness.harness.checkpoints import find, manifest, write
 from cnn_harness.harness.checkpoints.checkpoint import Checkpoint
-from cnn_harness.harness.processes import folders
+from cnn_harness.harness.distributed import folders
 from cnn_harness.harness.run.length import TrainingLength
 from cnn_harness.harness.training.meter import Meter
+from commands import succeed
+
+from cnn_harness import log
 
 ROOT = plugins.ROOT
 LENGTH = TrainingLength.of(images=100, global_batch=10, iterations=40, log_freq=5, batches_per_step=5)

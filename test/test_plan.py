@@ -7,11 +7,10 @@ import re
 
 import pytest
 import yaml
+from cnn_harness.base.plugins import ROOT
+from cnn_harness.tools.planning import plan_options
 from commands import run, succeed
 from figures import checked
-
-from cnn_harness.base.plugins import ROOT
-from cnn_harness.harness.planning import plan_options
 
 CONFIGURATIONS = [
     name for name in yaml.safe_load((ROOT / "configs.yml").read_text())

@@ -9,9 +9,8 @@ import shutil
 from functools import partial
 
 import pytest
-from commands import Row, assert_same_bits, run, succeed, timeless, variables
-
 from cnn_harness.base.storage import locks
+from commands import Row, assert_same_bits, run, succeed, timeless, variables
 
 AXES = {
     "optimiser": ("SGD", "momentum", "RMSprop", "LARS", "LAMB", "Adam", "AdamW"),

@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from cnn_harness.base import plugins
 from cnn_harness.base.fields import check_fields
 from cnn_harness.base.process import command_line

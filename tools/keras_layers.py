@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-
 from cnn_harness.base.fields import short
 from cnn_harness.Datasets.formats.preprocessing import UNIT_DEVIATION, UNIT_MEAN
 

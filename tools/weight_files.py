@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from cnn_harness.base import bounds
 from cnn_harness.base.fields import short
 from cnn_harness.base.storage import input_files

@@ -13,7 +13,6 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-
 from cnn_harness.base import plugins
 from cnn_harness.base.fields import short
 from cnn_harness.emulator.network.recorder import record

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 
 import tensorflow.compat.v1 as tf
-
 from cnn_harness.base import draws
 from cnn_harness.Datasets._spec import ReadRequest
 

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from google.protobuf.message import DecodeError
-
 from cnn_harness.emulator.inference.inference_program import logits_of
 from cnn_harness.emulator.lowering import portable
 from cnn_harness.emulator.network.network import Network
@@ -16,6 +14,7 @@ from cnn_harness.emulator.plan.precision import SINGLE, Precision
 from cnn_harness.emulator.program.runtime import named_faults, new_graph, session_config
 from cnn_harness.emulator.program.variables import ProgramVariables, VariableHandles
 from cnn_harness.Models._layers import Variable
+from google.protobuf.message import DecodeError
 
 # These names do not conflict with those of the network's operations.
 _IMAGES, _LOGITS, _LOGIT, _CLASS = "frozen_images", "frozen_logits", "frozen_max_logit", "frozen_class"

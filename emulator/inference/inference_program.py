@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-
 from cnn_harness.base.draws import Seed
 from cnn_harness.emulator.lowering.lists import prepared
 from cnn_harness.emulator.lowering.policy import PrecisionPolicy

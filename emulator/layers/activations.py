@@ -7,7 +7,6 @@ from functools import cache
 from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
-
 from cnn_harness.base.gradient_rules import by_rule
 from cnn_harness.base.tracing import TensorFunction, compiled
 from cnn_harness.emulator.layers.rounding import Noise, Rounding, widened

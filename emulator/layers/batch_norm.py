@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
-
 from cnn_harness.base.gradient_rules import with_gradient
 from cnn_harness.base.tracing import TensorFunction
 from cnn_harness.emulator.layers.activations import ACTIVATIONS

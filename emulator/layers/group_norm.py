@@ -16,7 +16,6 @@ from __future__ import annotations
 from functools import cache
 
 import tensorflow.compat.v1 as tf
-
 from cnn_harness.base.gradient_rules import with_gradient
 from cnn_harness.base.tracing import TensorFunction, compiled
 from cnn_harness.emulator.layers.activations import ACTIVATIONS, activated_in_xla, exact

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 import tensorflow.compat.v1 as tf
-
 from cnn_harness.base import draws
 from cnn_harness.emulator.layers import proxy_norm
 from cnn_harness.Models._layers import Initial, Variable

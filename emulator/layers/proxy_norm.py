@@ -17,7 +17,6 @@ from statistics import NormalDist
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-
 from cnn_harness.base.gradient_rules import gradients
 from cnn_harness.base.tracing import TensorFunction, traced
 from cnn_harness.emulator.layers.activations import ACTIVATIONS

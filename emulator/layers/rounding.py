@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-
 from cnn_harness.base import draws
 from cnn_harness.base.gradient_rules import Rule, by_rule, gradients, with_gradient
 from cnn_harness.base.tracing import TensorFunction, compiled

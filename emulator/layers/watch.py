@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
-
 from cnn_harness.base.gradient_rules import by_rule
 from cnn_harness.emulator.layers.rounding import widened
 from cnn_harness.emulator.native import library

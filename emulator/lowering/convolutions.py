@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
-
 from cnn_harness.base.gradient_rules import Rule, by_rule, with_gradient
 from cnn_harness.emulator.native import library
 from cnn_harness.emulator.network.network import Network, Node

@@ -9,8 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.util import _pywrap_util_port
-
 from cnn_harness.base import draws
 from cnn_harness.emulator.layers import proxy_norm
 from cnn_harness.emulator.layers.rounding import Noise, Rounding, add_rounded, range_factor, storage_dtype, widened
@@ -21,6 +19,7 @@ from cnn_harness.emulator.passes.target import Target
 from cnn_harness.emulator.plan.number_formats import FP32, Format
 from cnn_harness.emulator.plan.precision import ALL, EXCEPTIONS, OFF, Precision, is_kernel
 from cnn_harness.Models._layers import Variable
+from tensorflow.python.util import _pywrap_util_port
 
 
 class PrecisionPolicy:

@@ -11,7 +11,6 @@ from dataclasses import replace
 from functools import partial
 
 import tensorflow.compat.v1 as tf
-
 from cnn_harness.emulator.layers import batch_norm, group_norm
 from cnn_harness.emulator.layers.activations import ACTIVATIONS
 from cnn_harness.emulator.lowering import tensorflow as lowering

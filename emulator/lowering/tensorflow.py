@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
-
 from cnn_harness.base import draws
 from cnn_harness.base.gradient_rules import by_rule, with_gradient
 from cnn_harness.emulator.layers import activations, batch_norm, group_norm, proxy_norm

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-
 from cnn_harness.base.draws import Seed
 from cnn_harness.base.gradient_rules import gradients
 from cnn_harness.emulator.layers.rounding import Rounding, range_factor

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-
 from cnn_harness.emulator.layers.watch import GradientWatch
 from cnn_harness.emulator.lowering.policy import PrecisionPolicy
 from cnn_harness.emulator.program.cells import Cells, StageOrder, Tokens

@@ -25,7 +25,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-
 from cnn_harness.emulator.plan import schedules
 from cnn_harness.emulator.plan.plan import ExecutionPlan
 from cnn_harness.emulator.plan.schedules import BACKWARD, FORWARD

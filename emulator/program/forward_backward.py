@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-
 from cnn_harness.base.gradient_rules import gradients
 from cnn_harness.emulator.layers.watch import GradientWatch
 from cnn_harness.emulator.lowering.lists import prepared

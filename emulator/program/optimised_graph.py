@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.grappler import tf_optimizer
-
 from cnn_harness.base import draws
+from tensorflow.python.grappler import tf_optimizer
 
 GRAPH, NAMES = "graph.pb", "names.json"  # a cache entry has these files.
 

@@ -16,9 +16,6 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
-from tensorflow.core.protobuf import rewriter_config_pb2
-from tensorflow.python.client.timeline import Timeline
-
 from cnn_harness.base.draws import Keys, Seed
 from cnn_harness.base.tracing import compiling_ahead
 from cnn_harness.emulator.layers.watch import MARK
@@ -30,6 +27,8 @@ from cnn_harness.emulator.program.forward_backward import Features
 from cnn_harness.emulator.program.optimised_graph import CacheEntry, OptimisedGraph, load, optimise
 from cnn_harness.emulator.program.variables import VariableHandles
 from cnn_harness.emulator.program.worker_group import WorkerGroup
+from tensorflow.core.protobuf import rewriter_config_pb2
+from tensorflow.python.client.timeline import Timeline
 
 if TYPE_CHECKING:
     from typing_extensions import Self

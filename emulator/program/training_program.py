@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-
 from cnn_harness.base.draws import Seed
 from cnn_harness.base.process import printed
 from cnn_harness.emulator.plan.checkpoint_tensors import LOSS_SCALE

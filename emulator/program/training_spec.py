@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import tensorflow.compat.v1 as tf
-
 from cnn_harness.base.draws import Seed
 from cnn_harness.emulator.layers.watch import WatchedLayers
 from cnn_harness.emulator.lowering.policy import PrecisionPolicy

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import tensorflow.compat.v1 as tf
-
 from cnn_harness.emulator.layers import proxy_norm
 from cnn_harness.emulator.lowering.policy import PrecisionPolicy
 from cnn_harness.emulator.native import library

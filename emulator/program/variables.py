@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-
 from cnn_harness.base import draws
 from cnn_harness.emulator.layers import proxy_norm
 from cnn_harness.emulator.layers.initial_values import filled, initial_value

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-
 from cnn_harness.emulator.plan import checkpoint_tensors
 from cnn_harness.emulator.plan.checkpoint_tensors import AMAX_HISTORY, EMA, LOSS_SCALE, STEP, STEP_SHAPE, CheckpointTensor
 from cnn_harness.harness.checkpoints import read

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-
 from cnn_harness.base.errors import OptionError
 from cnn_harness.base.fields import short
 from cnn_harness.emulator.plan.checkpoint_tensors import AMAX_HISTORY, EMA, FP32_COPY, LOSS_SCALE, STEP, CheckpointTensor

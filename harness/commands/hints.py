@@ -12,7 +12,7 @@ from pathlib import Path
 from cnn_harness.base import plugins
 from cnn_harness.base.process import command_line, commands
 from cnn_harness.base.process.signals import StopRequest
-from cnn_harness.harness.cluster.membership import call_is_of_later_instance, under_poprun
+from cnn_harness.harness.run.membership import call_is_of_later_instance, under_poprun
 from cnn_harness.harness.run.run import Run
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-
 from cnn_harness.emulator.plan.number_formats import FP16, FP32
 from cnn_harness.harness.options.update_rules import UPDATE_RULES
 from cnn_harness.harness.run.run import Run

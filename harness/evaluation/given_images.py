@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from cnn_harness.base import bounds
 from cnn_harness.base.errors import DataError
 from cnn_harness.Datasets.formats import image_headers

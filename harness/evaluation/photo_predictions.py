@@ -28,7 +28,6 @@ from cnn_harness.log import RunLog
 
 if TYPE_CHECKING:
     import numpy as np
-
     from cnn_harness.ipu_utils import InferenceProgram
 
 MOST = 5  # This number of classes is reported for each photo.

@@ -22,8 +22,7 @@ from cnn_harness.harness.checkpoints import weights_file
 if TYPE_CHECKING:
     import numpy as np
     import tensorflow.compat.v1 as tf
-
-    from cnn_harness.harness.export.predict import Runner
+    from cnn_harness.tools.exporting.predict import Runner
 
 _OPSET = 17  # the newest ONNX opset in which tf2onnx can write all networks
 
@@ -47,7 +46,7 @@ class Content:
 
 def _by_program(path: Path) -> Runner:
     """Open a file in the same way as predict.py, which is a part of every export."""
-    from cnn_harness.harness.export import predict
+    from cnn_harness.tools.exporting import predict
 
     return predict.opened(path)
 
@@ -106,7 +105,6 @@ def _imported(definition: tf.GraphDef) -> Any:
 
 def _write_saved_model(content: Content, path: Path) -> None:
     import tensorflow.compat.v1 as tf
-
     from cnn_harness.ipu_utils import IMAGE, PROBABILITIES
 
     with _imported(content.graph) as session:
@@ -177,7 +175,6 @@ def _write_onnx(content: Content, path: Path) -> None:
     """Write the model with labels and preprocessing in the metadata."""
     import onnx
     import tf2onnx
-
     from cnn_harness.ipu_utils import IMAGE, PROBABILITIES
 
     model, _ = tf2onnx.convert.from_graph_def(
@@ -201,9 +198,8 @@ def _quantised_onnx(model: Any, calibration: np.ndarray) -> Any:
     the weights has its own range. The ranges of activations come from the calibration images. With Clip (ReLU6) and Relu in
     the list, a convolution's range is that of the result: without the values that become 0 or 6."""
     import onnx
-    from onnxruntime import quantization
-
     from cnn_harness.ipu_utils import IMAGE
+    from onnxruntime import quantization
 
     feeds = ({IMAGE: image[None]} for image in calibration)
 
@@ -229,7 +225,7 @@ def _write_safetensors(content: Content, path: Path) -> None:
 
 
 def _safetensors_runner(path: Path) -> Runner:
-    from cnn_harness.harness.export import comparison, network
+    from cnn_harness.tools.exporting import comparison, network
 
     read = network.open_network(str(path), ["--restore-path", str(path)])
     return lambda images: comparison.own_answers(read, images)

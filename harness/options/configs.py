@@ -14,7 +14,6 @@ from functools import lru_cache
 from typing import Any
 
 import yaml
-
 from cnn_harness.base.errors import OptionError, parts
 from cnn_harness.base.fields import short
 from cnn_harness.base.plugins import did_you_mean

@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Any
 
 import yaml
-
 from cnn_harness.base.errors import OptionError
 from cnn_harness.base.fields import ONE_CALL
 from cnn_harness.emulator.cost_model import search
@@ -18,9 +17,9 @@ from cnn_harness.emulator.cost_model.remedies import remedies
 from cnn_harness.emulator.plan.number_formats import FP16
 from cnn_harness.harness.options.exclusive import drop_conflicting
 from cnn_harness.harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, with_trait
-from cnn_harness.harness.planning import plan_options
-from cnn_harness.harness.planning.plan_options import PlanRequest
 from cnn_harness.harness.run.run import Run
+from cnn_harness.tools.planning import plan_options
+from cnn_harness.tools.planning.plan_options import PlanRequest
 
 _GIVEN = (COMMAND_LINE, CONFIGURATION, RECORDED)
 

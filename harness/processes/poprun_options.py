@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import NoReturn
 
 import yaml
-
 from cnn_harness.base import plugins, version
 from cnn_harness.base.errors import OptionError
 from cnn_harness.base.fields import short

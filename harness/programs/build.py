@@ -8,8 +8,6 @@ from functools import partial
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-
-from cnn_harness import ipu_utils
 from cnn_harness.Datasets._spec import ReadRequest
 from cnn_harness.Datasets.formats import class_names
 from cnn_harness.Datasets.pipeline import augmentation, batching, normalisation
@@ -35,6 +33,8 @@ from cnn_harness.ipu_utils import (
     TrainingSpec,
     WorkerGroup,
 )
+
+from cnn_harness import ipu_utils
 
 
 def training_program(

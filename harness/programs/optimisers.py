@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-
 from cnn_harness.emulator.native import library
 from cnn_harness.emulator.program.training_spec import Move, Optimiser
 from cnn_harness.harness.options.sections import TrainingOptions

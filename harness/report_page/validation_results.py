@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-
 from cnn_harness.base.errors import DataError, OptionError, WrongInput
 from cnn_harness.base.process import command_line, tf_runtime
 from cnn_harness.harness.checkpoints import compatibility, read

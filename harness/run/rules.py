@@ -21,10 +21,10 @@ from cnn_harness.emulator.plan.host_memory import gigabytes
 from cnn_harness.emulator.plan.number_formats import FP16, FP32
 from cnn_harness.emulator.plan.options import DeviceOptions
 from cnn_harness.emulator.plan.precision import ALL, FIRST, LAST, is_kernel
-from cnn_harness.harness.cluster import membership
 from cnn_harness.harness.options.releases import vintage
 from cnn_harness.harness.options.sections import RECORDED, DatasetOptions, RecipeBatch, RunOptions, flag
 from cnn_harness.harness.options.update_rules import SKIPPED, UPDATE_RULES
+from cnn_harness.harness.run import membership
 from cnn_harness.harness.run.data import SPLIT_FOLDERS, family
 from cnn_harness.harness.run.run import Run
 from cnn_harness.Models import _norms

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
 from cnn_harness.emulator.plan.checkpoint_tensors import EMA, FP32_COPY
 from cnn_harness.harness.checkpoints import find, read, run_record
 from cnn_harness.harness.checkpoints.checkpoint import Checkpoint

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from cnn_harness.base.errors import OptionError
 from cnn_harness.base.process import command_line
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from splitmix import reference_below, reference_bits
-
 from cnn_harness.base import draws
+from splitmix import reference_below, reference_bits
 
 
 def evaluated(make):

@@ -14,12 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 import clothing
 import numpy as np
 import pytest
+from cnn_harness.base.errors import DataError, WrongInput
+from cnn_harness.harness.checkpoints import find, read
 from commands import rows, succeed
 from PIL import Image
 
 from cnn_harness import api
-from cnn_harness.base.errors import DataError, WrongInput
-from cnn_harness.harness.checkpoints import find, read
 
 TINY = {"model_size": 8, "micro_batch_size": 4, "batches_per_step": 3, "seed": 1, "quiet": True}
 

@@ -13,16 +13,15 @@ import keras
 import networks
 import numpy as np
 import pytest
-from commands import run, succeed
-from PIL import Image
-from references import generated
-from timm_networks import recorded
-
 from cnn_harness.base import plugins
 from cnn_harness.base.process import command_line
 from cnn_harness.harness.checkpoints import weights_file
 from cnn_harness.tools import import_weights, keras_layers, weight_names
 from cnn_harness.tools.architectures import UNKNOWN, ImportFailure
+from commands import run, succeed
+from PIL import Image
+from references import generated
+from timm_networks import recorded
 
 ROOT = plugins.ROOT
 NETWORKS = {

@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-
 from cnn_harness.base.storage import files
 from cnn_harness.Datasets.formats import idx
 

@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-
 from cnn_harness.base.errors import DataError
 from cnn_harness.base.process import command_line, tf_runtime
 from cnn_harness.base.process.progress import Progress

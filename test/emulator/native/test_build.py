@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from cnn_harness.base.plugins import ROOT
 from cnn_harness.emulator.native import build, library
 

@@ -10,8 +10,6 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from networks import built
-
 from cnn_harness.emulator.inference.inference_program import logits_of
 from cnn_harness.emulator.lowering import lists
 from cnn_harness.emulator.native import library
@@ -19,10 +17,11 @@ from cnn_harness.emulator.network.network import LINEAR
 from cnn_harness.emulator.network.recorder import record_layers
 from cnn_harness.emulator.plan.precision import SINGLE
 from cnn_harness.emulator.program.runtime import new_graph
-from cnn_harness.harness.commands import cli
+from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 from cnn_harness.Models._layers import Initial, Layers, Tensor
 from cnn_harness.Models._norms import BatchNorm
+from networks import built
 
 pytestmark = pytest.mark.skipif(library.load() is None, reason="the kernels are not built")
 INITIAL, NORM = Initial(2.0, "fan_out"), BatchNorm(epsilon=1e-3)

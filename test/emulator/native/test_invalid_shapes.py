@@ -20,7 +20,6 @@ from typing import Any
 import fuzzing
 import numpy as np
 import pytest
-
 from cnn_harness.base import plugins
 from cnn_harness.emulator.native import library
 

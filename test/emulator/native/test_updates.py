@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-
 from cnn_harness.emulator.native import library
 from cnn_harness.emulator.program.runtime import new_graph
 from cnn_harness.emulator.program.training_spec import Move

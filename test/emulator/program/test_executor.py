@@ -12,11 +12,10 @@ from dataclasses import replace
 import commands
 import numpy as np
 import pytest
-
 from cnn_harness.emulator.program import runtime
 from cnn_harness.emulator.program.training_program import TrainingProgram
-from cnn_harness.harness.commands import cli
 from cnn_harness.harness.programs.build import training_program
+from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 from cnn_harness.harness.run.run import Run
 

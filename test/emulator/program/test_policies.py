@@ -9,9 +9,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from two_layers import BATCH, PASSES, features, loss, network, numbers
-
-from cnn_harness import ipu_utils
 from cnn_harness.emulator.plan import number_formats
 from cnn_harness.emulator.plan.checkpoint_tensors import AMAX_HISTORY, LOSS_SCALE
 from cnn_harness.emulator.plan.machine import Machine
@@ -21,6 +18,9 @@ from cnn_harness.emulator.plan.precision import NAMED, Precision
 from cnn_harness.emulator.program.loss_scale import BACK_OFF
 from cnn_harness.emulator.program.update import AMAX_DECAY
 from cnn_harness.harness.programs.optimisers import Momentum
+from two_layers import BATCH, PASSES, features, loss, network, numbers
+
+from cnn_harness import ipu_utils
 
 KINDS = {
     "FP16": np.float16, "BF16": ml_dtypes.bfloat16, "FP32": np.float32, "e4m3fnuz": ml_dtypes.float8_e4m3fnuz,

@@ -11,13 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import Result, run, succeed
-from PIL import Image
-
 from cnn_harness.base import plugins
 from cnn_harness.harness.checkpoints import read, run_record, write
 from cnn_harness.harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from cnn_harness.harness.run import recorded_arguments
+from commands import Result, run, succeed
+from PIL import Image
 
 ROOT = plugins.ROOT
 SCRIPTS = ("train", "validation", "restore")

@@ -10,17 +10,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from commands import run, succeed
-
 from cnn_harness.base import plugins, version
 from cnn_harness.base.errors import Answered, DataError, OptionError
 from cnn_harness.emulator.native import library
 from cnn_harness.emulator.plan.options import PASSES
-from cnn_harness.harness.commands import cli, entry
-from cnn_harness.harness.commands.cli import Parsed
+from cnn_harness.harness.commands import entry
 from cnn_harness.harness.options import catalogue, configs
 from cnn_harness.harness.options.other_names import OTHER_NAMES, OTHER_VALUES
 from cnn_harness.harness.options.sources import DEFAULT_CONFIG_PATH
+from cnn_harness.harness.run import cli
+from cnn_harness.harness.run.cli import Parsed
+from commands import run, succeed
 
 CIFAR = ("--dataset", "cifar-10")
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
+from cnn_harness.base import plugins
+from cnn_harness.harness.options import bare_word, option_help
+from cnn_harness.harness.run import cli
 from commands import run, succeed
 from PIL import Image
-
-from cnn_harness.base import plugins
-from cnn_harness.harness.commands import cli
-from cnn_harness.harness.options import bare_word, option_help
 
 SCRIPTS = ("train", "validation", "restore", "inference_embedded")
 TITLES = {"resnet": "ResNet", "resnext": "ResNeXt", "squeezenet": "SqueezeNet", "efficientnet": "EfficientNet"}

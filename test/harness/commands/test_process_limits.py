@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-
 from cnn_harness.base import plugins
 from cnn_harness.base.process import command_line
 from cnn_harness.log import RunLog

@@ -15,10 +15,9 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import assert_same_bits, run, succeed, timeless, variables
-
 from cnn_harness.base import plugins
 from cnn_harness.base.process.early_exit import BEFORE
+from commands import assert_same_bits, run, succeed, timeless, variables
 
 ROOT = plugins.ROOT
 # one host step of 16 updates with several micro-batches each: no event is due in between
@@ -138,7 +137,7 @@ COMMANDS = (
     "train.py",
     "poprun.py",
     "Datasets/verify.py",
-    "harness/commands/gc_profile.py",
+    "tools/gc_profile.py",
     "tools/report.py",
     "weight_avg.py",
 )

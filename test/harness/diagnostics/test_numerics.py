@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import assert_same_bits, succeed, variables
-from figures import checked
-
 from cnn_harness.base.storage import run_files
 from cnn_harness.emulator.numerics.observation import Observation
-from cnn_harness.harness.diagnostics import numerics
+from cnn_harness.harness.training import numerics
+from commands import assert_same_bits, succeed, variables
+from figures import checked
 
 WORDS = [
     "--dataset",

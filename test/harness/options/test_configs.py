@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from cnn_harness.base.errors import DataError, OptionError
-from cnn_harness.harness.commands import cli
 from cnn_harness.harness.options import configs
 from cnn_harness.harness.options.sources import DEFAULT_CONFIG_PATH
+from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 
 

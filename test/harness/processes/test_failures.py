@@ -6,8 +6,7 @@ import math
 import random
 
 import pytest
-
-from cnn_harness.harness.processes.checkpoint_interval import best_interval, lost_share
+from cnn_harness.harness.distributed.checkpoint_interval import best_interval, lost_share
 
 
 def simulated(interval: float, saving: float, restarting: float, between: float, failing: int = 20_000) -> float:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from commands import succeed, variables
-
 from cnn_harness.base.errors import OptionError
 from cnn_harness.emulator.program.runtime import new_graph, session_config
-from cnn_harness.harness.commands import cli
 from cnn_harness.harness.programs import optimisers
+from cnn_harness.harness.run import cli
+from commands import succeed, variables
 
 BASE = "--precision 32.32 --dataset fashion-mnist --model-size 8 --batch-size 8 --seed 3 --no-validation --iterations 5"
 RATES = "--abs-learning-rate 0.02 --warmup-epochs 0 --learning-rate-decay 1 --weight-decay 1e-3"

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cnn_harness.base.storage import tables
+from cnn_harness.tools import validation_results
 from commands import rows as csv_rows
 from commands import run, succeed
 from PIL import Image
-
-from cnn_harness.base.storage import tables
-from cnn_harness.harness.report_page import validation_results
 
 pytestmark = pytest.mark.slow  # its run and its page
 CLASSES = ("<script>alert(1)<", 'b "quoted" & co', "c")

@@ -6,9 +6,8 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 import cnn_harness.train as train
+import pytest
 from cnn_harness.base import host_limits, plugins
 from cnn_harness.base.host_limits import ADDRESSES, DATA, RESIDENT, Limit
 from cnn_harness.emulator.plan import host_memory

@@ -3,7 +3,6 @@
 import random
 
 import pytest
-
 from cnn_harness.harness.run.length import TrainingLength
 
 
