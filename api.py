@@ -42,8 +42,8 @@ from harness.commands import entry
 from harness.evaluation import inference_record, photo_predictions
 from harness.evaluation.photo_predictions import Predictor
 from harness.evaluation.saved_weights import SavedWeights
+from harness.options.call import Call
 from harness.options.keyword_form import in_python
-from harness.options.sections import flag
 from harness.planning import plan_options, planned_config
 from harness.reports import chart, training_chart
 from harness.run.run import Run
@@ -156,11 +156,11 @@ class TrainedNetwork:
             if weights.run.data_source.spec.name == "imagefolder":  # validate on all images of the folder
                 options |= {"validation_dir": Path(folder).resolve(), "validation_split": 0}
         rows: list[Mapping[str, Any]] = []
-        words = ["--restore-path", weights.checkpoint.prefix, "--no-logs", *_words(options)]
+        call = _call("validation", {"restore_path": weights.checkpoint.prefix, "no_logs": True, **options})
 
         def validated() -> dict[str, Any]:
             with self._lock:
-                validation.main(words, rows.append)
+                validation.main(call, rows.append)
             return dict(rows[-1])
 
         return _result(validated, quiet)
@@ -179,12 +179,10 @@ class TrainedNetwork:
             return self._weights
 
     def _load(self) -> _Weights:
-        words = ["--restore-path", str(self.path), "--predict", "images"]
+        call = _call("validation", {"restore_path": self.path, "predict": ["images"]})
         with _errors(unnamed="--restore-path "):
-            found = validation.saved_weights(words)
-            run = entry.checked_run(
-                words, "validation", _Saved(found.checkpoints, found.folder, found.recorded), training=False
-            )
+            found = validation.saved_weights(call)
+            run = entry.checked_run(call, _Saved(found.checkpoints, found.folder, found.recorded), training=False)
             checkpoint, values, warnings = photo_predictions.load_weights(run, found.checkpoints)
         for line in (*run.notes, *warnings):
             print(line)
@@ -233,8 +231,8 @@ def train(
     """
     given = {"on_step": on_step, "on_validation": on_validation}
     listener = Listener(**{name: _callback(name, each) for name, each in given.items() if each is not None})
-    words = _words({"config": config, **options})
-    return _result(lambda: TrainedNetwork(training.start_or_resume(words, listener=listener)), quiet)
+    call = _call("train", {"config": config, **options})
+    return _result(lambda: TrainedNetwork(training.start_or_resume(call, listener)), quiet)
 
 
 def finetune(folder: RunPath, *, quiet: bool = False, **options: Any) -> TrainedNetwork | str:
@@ -244,7 +242,7 @@ def finetune(folder: RunPath, *, quiet: bool = False, **options: Any) -> Trained
     """
     place = _path(folder, "folder", _FOLDER)
     options = {"logs_path": finetuning.default_run(place), **options}
-    words = [command_line.as_value(Path(place)), *_words(options)]
+    words = [command_line.as_value(Path(place)), *_call("train", options).words]
 
     def finetuned() -> TrainedNetwork:
         finetuning.main(words)
@@ -259,7 +257,7 @@ def plan(config: str | None = None, system: str | None = None, **options: Any) -
     `system` is the name of a system, for example POD16. The default is the smallest system that is large enough.
     """
     with _errors():
-        request = plan_options.parse(_words({"config": config, "system": system, **options}))
+        request = plan_options.parse(_call("train", {"config": config, "system": system, **options}).words)
         if request.json or request.html or request.help:
             raise OptionError("plan returns the prediction as a dictionary; leave out json, html and help")
         found = planned_config.fastest(request) if request.search else planning.plan(request)
@@ -345,18 +343,17 @@ def _callback(name: str, function: Any) -> Callable[[Mapping[str, Any]], None]:
     return call
 
 
-def _words(options: Mapping[str, Any]) -> list[str]:
-    """Return options as command-line arguments."""
-    words: list[str] = []
-    for name, value in options.items():
-        value = value.tolist() if hasattr(value, "tolist") else value  # numbers and arrays of NumPy
-        if isinstance(value, bool):
-            words.append(flag(name if value else f"no_{name}"))
-        elif isinstance(value, (list, tuple)):
-            words += [flag(name), *(_word(name, each) for each in value)]
-        elif value is not None:
-            words.append(f"{flag(name)}={_word(name, value)}")
-    return words
+def _call(script: str, options: Mapping[str, Any]) -> Call:
+    """Return the call of a script with these options."""
+    return Call.of_values({name: _plain(name, value) for name, value in options.items()}, script)
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Return the value of an option as text, True, False, None or a list of texts."""
+    value = value.tolist() if hasattr(value, "tolist") else value  # numbers and arrays of NumPy
+    if isinstance(value, (list, tuple)):
+        return [_word(name, each) for each in value]
+    return value if value is None or isinstance(value, bool) else _word(name, value)
 
 
 def _word(name: str, value: Any) -> str:

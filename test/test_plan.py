@@ -13,6 +13,7 @@ from commands import run, succeed
 from figures import checked
 
 from base.plugins import ROOT
+from harness.options.call import Call
 from harness.planning import plan_options
 
 CONFIGURATIONS = [
@@ -149,7 +150,7 @@ def test_dry_run_draws_one_replica():
 def test_run_directory_supplies_options(tmp_path):
     """--restore-path takes all recorded options, and the command line overrides them, as in train.py."""
     words = ("--config", "quickstart", "--epochs-per-ckpt", 2, "--global-batch-size", 64)
-    prepared = plan_options.run_of([str(word) for word in words])
+    prepared = plan_options.run_of(Call.of_words([str(word) for word in words], "train"))
     recorded = tmp_path / "arguments.json"
     recorded.write_text(json.dumps({**prepared.options.values(), "total_replicas": prepared.plan.options.replicas}))
     one, other = (json.loads(succeed("plan", *given, "--json", "-").out) for given in (words, ("--restore-path", tmp_path)))

@@ -20,7 +20,6 @@ from base.errors import Failure, WrongInput
 from base.fields import escaped
 from base.process import command_line, tf_runtime
 from base.storage import files
-from harness.commands import answers
 from harness.export import comparison, export_folder, export_options, file_formats, network
 from harness.export.comparison import ExportError
 from harness.export.export_options import ExportRequest
@@ -35,13 +34,12 @@ if TYPE_CHECKING:
 
 def main(argv: list[str]) -> int:
     """Export a network in every requested format, and compare each file with the checkpoint; return the exit code."""
-    answers.answer_general(argv, "train")
     request = export_options.parse(argv)
     if request is None:
         print(export_options.parser().format_help(), end="")
         return 0
     file_formats.check_packages(request.formats)
-    exported = network.open_network(request.path, request.words)
+    exported = network.open_network(request.path, request.options)
     texts = exported.texts(embedded.shape(exported.run)[1])
     export_folder.check(request.output, texts, request.force)
     if request.int8:

@@ -14,8 +14,9 @@ if not __package__:  # the file was started by its path, as a script
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import train
 from base import bounds
@@ -27,7 +28,7 @@ from Datasets.sources import locate
 from harness.cluster import membership
 from harness.commands import answers, cli, hints
 from harness.finetuning import survey
-from harness.options import sources
+from harness.options.call import Call
 from harness.options.sections import RunOptions, flag
 from harness.report_page import run_folder, run_page
 from harness.run import data, validations
@@ -41,18 +42,22 @@ _INVALID = {
 
 def main(argv: list[str]) -> int:
     """Check the folder, train, and write the report; return the exit code. A repeated call resumes the run."""
-    options, given = _parse(argv)
+    options, words = _parse(argv)
     if membership.under_poprun(os.environ):
         raise OptionError("cnn finetune runs in one process: start it without poprun, or use train.py")
-    for name in sources.given_arguments(given, "train"):
-        if name in _INVALID:
-            raise OptionError(f"command line: cnn finetune does not accept {flag(name)}: {_INVALID[name]}")
+    call = Call.of_words(words, "train")
+    for name in filter(call.__contains__, _INVALID):
+        raise OptionError(f"command line: cnn finetune does not accept {flag(name)}: {_INVALID[name]}")
     folder, run = Path(options.folder), Path(options.logs_path or default_run(options.folder))
-    surveyed = _survey(folder, cli.parse(_words(folder, run, given), "train").options)
+    usual = {"config": "finetune", "data_dir": folder, "logs_path": run, "autoresume": True}
+    call = Call.of_values(usual, "train") + call
+    answers.answer_general(call)
+    parsed = cli.resolve(call)
+    surveyed = _survey(folder, parsed.options)
     for line in surveyed.lines:
         print(line)
     try:
-        code = train.main(_words(folder, run, [*_data_options(surveyed), *given]))
+        code = train.main(replace(call, parsed=parsed).under(_data_options(surveyed)))
     except StopRequest:
         print(f"Resume:           {hints.command('finetune', *argv)}")
         raise
@@ -67,26 +72,19 @@ def default_run(folder: str | os.PathLike) -> str:
     return f"logs/finetune_{Path(folder).resolve().name}"
 
 
-def _words(folder: Path, run: Path, given: Sequence[str]) -> list[str]:
-    """Return the arguments for train.py. The user's arguments come last, so they override the others."""
-    place = ["--data-dir", command_line.as_value(folder), "--logs-path", command_line.as_value(run)]
-    return ["--config", "finetune", *place, "--autoresume", *given]
-
-
 def _survey(folder: Path, options: RunOptions) -> survey.Survey:
     places = {flag(name): getattr(options.dataset, name) for name in data.SPLIT_FOLDERS}
     split = (locate.split_folder(place, str(folder), word) if place else None for word, place in places.items())
     return survey.scan_folder(folder, *split)
 
 
-def _data_options(surveyed: survey.Survey) -> list[str]:
+def _data_options(surveyed: survey.Survey) -> dict[str, Any]:
     """Return the training options for this folder: skip damaged files, weight all classes equally, and split off a
     validation set only if the folder has none."""
     for bad in surveyed.bad:
         print(f"skipped: {escaped(str(bad.file))} {bad.reason}")
-    skipped = ["--skip-bad-records", str(len(surveyed.bad))] * bool(surveyed.bad)
-    whole = ["--validation-split", "0"] * bool(surveyed.listing.validation)
-    return [*skipped, "--class-weights", "balanced", *whole]
+    skipped = {"skip_bad_records": len(surveyed.bad)} if surveyed.bad else {}
+    return {**skipped, "class_weights": "balanced", **({"validation_split": 0.0} if surveyed.listing.validation else {})}
 
 
 def _report(run: Path) -> None:
@@ -126,7 +124,7 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--logs-path", metavar="DIR", help="run directory (default: logs/finetune_<name of FOLDER>)")
     if argv and "=" in argv[0] and not argv[0].startswith("-") and not os.path.exists(argv[0]):
         raise OptionError(f"{short(argv[0])} is no folder; give the folder, then options: cnn finetune photos --epochs 5")
-    if (argv and argv[0] and not argv[0].startswith("-")) or answers.asks(argv, "train"):
+    if (argv and argv[0] and not argv[0].startswith("-")) or answers.asks(Call.of_words(argv, "train")):
         return parser.parse_known_args(argv)
     raise OptionError("give a folder of images first, for example: cnn finetune photos")
 

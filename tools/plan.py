@@ -25,7 +25,6 @@ from harness.reports import output
 
 def main(argv: Sequence[str]) -> int:
     """Predict every configuration on every system, and print and write the results; return the exit code."""
-    answers.answer_general(list(argv), "train")
     request = plan_options.parse(argv)
     if request.help:
         print(plan_options.parser().format_help(), end="")

@@ -38,7 +38,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +53,7 @@ from base.storage import files, locks, tables
 from emulator.plan.plan import PlanError
 from harness.cluster import membership
 from harness.commands import answers, cli, hints
+from harness.options.call import Call
 from harness.options.configs import ConfigFile, Entry
 from harness.options.sections import flag
 from harness.processes import launch
@@ -76,13 +77,18 @@ _LONGEST_NAME = 120  # characters in the name of a trial's directory
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A training. `values` maps the options that vary to their values. `words` are the arguments for train.py."""
+    """A training. `values` maps the options that vary to their values. `call` has all options, except those of its place."""
 
     name: str
     values: Mapping[str, Any]
-    words: tuple[str, ...]
+    call: Call
     folder: Path
     output: Path
+
+    @property
+    def words(self) -> list[str]:
+        """The arguments for train.py."""
+        return [*self.call.words, "--logs-path", command_line.as_value(self.folder), "--autoresume"]
 
 
 @dataclass(frozen=True)
@@ -114,14 +120,14 @@ class Result:
 def main(argv: list[str]) -> int:
     """Check every trial, train the trials that are not complete, and compare them; return the exit code, 1 if a trial
     failed."""
-    given, shared_words = _parse(argv)
+    given, shared = _parse(argv)
     if membership.under_poprun(os.environ):
         raise OptionError("cnn sweep starts its own process for each trial; start it without poprun")
     file = ConfigFile(given.file)
     name = given.name or _only_sweep(file)
     entries = file.block(name, 2)
     top = Path(given.logs_path) / name
-    made = (_trial(values, entries, shared_words, top) for values in _value_sets(name, entries))
+    made = (_trial(values, entries, shared, top) for values in _value_sets(name, entries))
     trials = list({trial.name: trial for trial in made}.values())  # drop duplicates
     notes = [note for trial in trials for note in _check(trial, f"{given.file}: {name}", given.metric)]
     count = "1 trial" if len(trials) == 1 else f"{len(trials)} trials"
@@ -145,8 +151,8 @@ def main(argv: list[str]) -> int:
     return int(any(result.state == FAILED for result in sweep.results.values()))
 
 
-def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Return the sweep's own options, and the arguments for train.py that all trials share."""
+def _parse(argv: list[str]) -> tuple[argparse.Namespace, Call]:
+    """Return the sweep's own options, and the options of train.py that all trials share."""
     parser = command_line.Parser(
         prog="cnn sweep", usage="cnn sweep FILE [NAME] [options]", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -174,7 +180,7 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         raise OptionError(f"--jobs {given.jobs}: every trial needs its own core, and this machine has {number}")
     given.file, given.name = places[0], places[1] if len(places) > 1 else None
     given.metric = ALIASES.get(given.metric, given.metric)
-    return given, words
+    return given, Call.of_words(words, "train")
 
 
 def _only_sweep(file: ConfigFile) -> str:
@@ -253,17 +259,14 @@ def _axis(key: str, entry: Entry, kind: str) -> list[Any] | Range:
     return Range(low, high, scale == "log")
 
 
-def _trial(values: Mapping[str, Any], entries: Mapping[str, Entry], words: Sequence[str], top: Path) -> Trial:
+def _trial(values: Mapping[str, Any], entries: Mapping[str, Entry], call: Call, top: Path) -> Trial:
     shared = {key: entry.value for key, entry in entries.items() if key not in ("grid", "random")}
     name = ",".join(f"{key.replace('_', '-')}={_text(value)}" for key, value in sorted(values.items()))
     safe = re.sub(r"[^\w.+=,@-]", "_", name, flags=re.ASCII)
     if safe != name or len(name) > _LONGEST_NAME:
         safe = f"{safe[: _LONGEST_NAME - 9]}-{hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"
-    given = [*_words(shared), *words, *_words(values)]
-    place = ["--logs-path", command_line.as_value(top / safe), "--autoresume"]
-    return Trial(
-        name=safe, values=values, words=(*given, *place), folder=top / safe, output=top / "output" / f"{safe}.txt"
-    )  # fmt: skip
+    given = Call.of_values(shared, "train") + call + Call.of_values(values, "train")
+    return Trial(name=safe, values=values, call=given, folder=top / safe, output=top / "output" / f"{safe}.txt")
 
 
 def _text(value: Any) -> str:
@@ -275,22 +278,10 @@ def _text(value: Any) -> str:
     return f"{value + 0.0:.12g}" if isinstance(value, (int, float)) else str(value)
 
 
-def _words(values: Mapping[str, Any]) -> Iterator[str]:
-    for key, value in values.items():
-        spelt = f"--{key.replace('_', '-')}"
-        negated = spelt.replace("--no-", "--", 1) if spelt.startswith("--no-") else spelt.replace("--", "--no-", 1)
-        if isinstance(value, list) and value:
-            yield from (spelt, *map(str, value))
-        elif value is True or value is False or value == []:
-            yield spelt if value else negated
-        elif value is not None:
-            yield f"{spelt}={value}"
-
-
 def _check(trial: Trial, where: str, metric: str) -> list[str]:
     """Return warnings about a trial. Raise OptionError if train.py would reject its options."""
     try:
-        parsed = cli.parse(list(trial.words), "train")
+        parsed = cli.resolve(trial.call)
         run = prepare(parsed.options, os.environ, parsed.notes)
     except (OptionError, PlanError, DataError) as error:
         message, listed = parts(error)
@@ -308,11 +299,11 @@ def _check_unchanged(top: Path, trials: Sequence[Trial]) -> None:
     record = top / "sweep.json"
     begun = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
     for trial in trials:
-        if begun.get(trial.name, list(trial.words)) != list(trial.words):
+        if begun.get(trial.name, trial.words) != trial.words:
             raise OptionError(
                 f"{trial.folder} was started with other options; delete it and {record}, or give another --logs-path"
             )
-    now = {trial.name: list(trial.words) for trial in trials}
+    now = {trial.name: trial.words for trial in trials}
     files.write_atomically(record, json.dumps(begun | now, indent=1))
 
 
@@ -353,11 +344,11 @@ class Sweep:
 
     def _start(self, trial: Trial, cores: list[int]) -> None:
         self._print(trial, "starts")
-        seed = [] if any(re.match("--seed(=|$)", word) for word in trial.words) else [f"--seed={SEED}"]
+        words = [*trial.words, *[f"--seed={SEED}"] * ("seed" not in trial.call)]
         with files.append(trial.output) as output:
             output.truncate(0)
             process = subprocess.Popen(
-                [sys.executable, str(plugins.ROOT / "train.py"), *trial.words, *seed], stdin=subprocess.DEVNULL,
+                [sys.executable, str(plugins.ROOT / "train.py"), *words], stdin=subprocess.DEVNULL,
                 stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
                 preexec_fn=launch.ending_with_this_process(), env={**os.environ, orphans.MARK: "1"},
             )  # fmt: skip

@@ -19,7 +19,7 @@ from base.errors import OptionError
 from base.fields import short
 from harness.cluster import slurm
 from harness.cluster.cluster import ALONE, POPRUN, Cluster, check_addresses, number
-from harness.options import sources
+from harness.options.call import Call
 from harness.options.sections import CONFIGURATION, RECORDED, RunOptions, flag
 
 TOTAL, LOCAL, OFFSET = "POPDIST_NUM_TOTAL_REPLICAS", "POPDIST_NUM_LOCAL_REPLICAS", "POPDIST_REPLICA_INDEX_OFFSET"
@@ -65,9 +65,9 @@ def answers_for_all(environ: Mapping[str, str]) -> bool:
     return not is_later_instance(environ) or bool(environ.get(SHOWN))
 
 
-def call_is_of_later_instance(argv: list[str], script: str) -> bool:
-    """Return whether this process is an instance other than 0 of a call of `script` with the arguments `argv`."""
-    return is_later_instance(os.environ, "distributed" in sources.given_arguments(argv, script))
+def call_is_of_later_instance(call: Call) -> bool:
+    """Return whether this process is an instance other than 0 of a call."""
+    return is_later_instance(os.environ, "distributed" in call)
 
 
 def find(options: RunOptions, environ: Mapping[str, str] = os.environ, training: bool = True) -> Cluster:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,59 +17,62 @@ from base.errors import Answered, Failure, WrongInput
 from base.process import command_line, commands
 from emulator.plan.options import FASTEST
 from harness.commands import cli
-from harness.commands.cli import Parsed
-from harness.options import bare_word, option_help, sources
+from harness.options import option_help
+from harness.options.call import DEFAULT_CONFIG_PATH, Call, Parsed
 from harness.options.sections import RunOptions
 
 _QUESTIONS = ("help", "version", "list_configs")
 _RECORDED = ("restore_path", "autoresume", "init_path")  # options whose answer needs recorded options
 
 
-def run_command(script: str, main: Callable[[list[str]], int], argv: list[str] | None) -> int:
-    """Run main(argv) and return its exit code. Print expected errors as one line on standard error."""
+def run_command(script: str, main: Callable[[Any], int], argv: list[str] | Call | None) -> int:
+    """Run main(call), or main(words) for a command that is no script of runs; return its exit code.
+
+    Print expected errors as one line on standard error. `argv` is None for the words of this process.
+    """
     row = commands.COMMANDS.get(commands.command_name(script) or "")
-    call = row.call if row else f"{script}.py"
+    prog = (row.call if row else f"{script}.py").removeprefix("python ")
+    call = argv if isinstance(argv, Call) else None
 
-    def with_option(words: list[str]) -> int:
-        return main(bare_word.as_option(words, script))
+    def called(words: list[str]) -> int:
+        return main(call or (Call.of_words(words, script).with_option() if row and row.takes == script else words))
 
-    return command_line.run(call.removeprefix("python "), with_option, argv, (WrongInput,), (FloatingPointError, Failure))
+    return command_line.run(prog, called, None if call else argv, (WrongInput,), (FloatingPointError, Failure))
 
 
-def answer_early(script: str) -> None:
-    """Answer --help and similar questions, or reject the options, and exit. Return if the call starts a run."""
+def answer_early(script: str) -> Call:
+    """Return the call of this process. Answer --help and similar questions, or reject the options, and exit."""
+    call = None
     try:
-        argv = bare_word.as_option(sys.argv[1:], script)
-        given = sources.given_arguments(argv, script).keys()
-        if not given.isdisjoint(_RECORDED) or (script == "restore" and given.isdisjoint(_QUESTIONS)):
-            return
-        if given.isdisjoint((*_QUESTIONS, "explain")):
-            cli.parse(argv, script)
-            return
+        call = Call.of_words(sys.argv[1:], script).with_option()
+        if any(name in call for name in _RECORDED) or (script == "restore" and not asks(call)):
+            return call
+        if not asks(call) and "explain" not in call:
+            return replace(call, parsed=cli.resolve(call))
     except WrongInput:
         pass  # `parse` raises the error again, and `run_command` reports it
-    sys.exit(run_command(script, lambda words: int(bool(parse(words, script))), None))
+    sys.exit(run_command(script, lambda call: int(bool(parse(call))), call))
 
 
-def asks(argv: list[str], script: str) -> bool:
+def asks(call: Call) -> bool:
     """Return whether the call asks for help, the version or the configurations."""
-    return not sources.given_arguments(argv, script).keys().isdisjoint(_QUESTIONS)
+    return any(name in call for name in _QUESTIONS)
 
 
-def parse(argv: list[str], script: str, recorded: Mapping[str, Any] | None = None, folder: Path | None = None) -> Parsed:
+def parse(call: Call, recorded: Mapping[str, Any] | None = None, folder: Path | None = None) -> Parsed:
     """Return the options of a call. If it only asks a question, print the answer and raise Answered.
 
     `folder` is the run directory or the weights file with the `recorded` options.
     """
-    answer_general(argv, script)
+    answer_general(call)
     record = None
     if folder:
         from harness.checkpoints import run_record
 
         record = run_record.arguments_file(folder)
-    parsed = cli.parse(argv, script, recorded, record=record)
+    parsed = (not recorded and call.parsed) or cli.resolve(call, recorded, record=record)
     if parsed.options.main.help:
-        answer(option_help.help_text(parsed.catalogue, parsed.options, script))
+        answer(option_help.help_text(parsed.catalogue, parsed.options, call.script))
     if parsed.options.main.explain:
         answer(cli.explain(parsed.options), "Number formats:", *_formats(parsed.options))
     return parsed
@@ -83,16 +87,15 @@ def _formats(options: RunOptions) -> list[str]:
     return Precision.of(options.device, options.training.offload_fp32_weight_copy).table()
 
 
-def answer_general(argv: list[str], script: str) -> None:
+def answer_general(call: Call) -> None:
     """If the call has --version or --list-configs, print the answer and raise Answered."""
-    given = sources.given_arguments(argv, script)
-    if "version" in given:
+    if "version" in call:
         answer(version.line())
-    if "list_configs" in given:
+    if "list_configs" in call:
         from harness.options import configs
 
-        path = given.get("config_path") or [str(sources.DEFAULT_CONFIG_PATH)]
-        answer(configs.listing(path[-1], (given["list_configs"] or [configs.ALL])[-1]))
+        path = call.arguments("config_path") or [str(DEFAULT_CONFIG_PATH)]
+        answer(configs.listing(path[-1], (call.arguments("list_configs") or [configs.ALL])[-1]))
 
 
 def answer(*lines: str) -> NoReturn:

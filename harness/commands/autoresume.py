@@ -16,14 +16,14 @@ from harness.run import validations
 from harness.run.run import Run
 
 
-def folder_of_run(logs_path: Sequence[str] | None) -> Path | None:
+def folder_of_run(logs_path: str | None) -> Path | None:
     """Return the directory of --logs-path if it has a checkpoint. Return None if the call starts a new run.
 
     Raise OptionError without --logs-path.
     """
     if not logs_path:
         raise OptionError("--autoresume needs --logs-path, the run directory to start or to resume")
-    folder = Path(logs_path[0])
+    folder = Path(logs_path)
     return folder if find.numbered(folder) else None
 
 

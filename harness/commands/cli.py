@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from base.fields import HINT, short
 from emulator.plan.options import FASTEST
 from harness.commands import option_values
 from harness.commands.option_values import OptionValues
+from harness.options.call import Call, Parsed
 from harness.options.catalogue import Catalogue, catalogue, format_value
 from harness.options.sections import (
     COMMAND_LINE,
@@ -29,15 +29,7 @@ from harness.options.sections import (
     RunOptions,
     flag,
 )
-from harness.options.sources import (
-    GivenValue,
-    argument,
-    chosen_config,
-    from_command_line,
-    from_config,
-    from_record,
-    given_arguments,
-)
+from harness.options.sources import GivenValue, chosen_config, from_call, from_config, from_record
 from harness.run.data import NoDataSet
 
 if TYPE_CHECKING:
@@ -48,38 +40,34 @@ NORMALISATION = ("symmetric_input", "normalise_input", "image_mean", "image_std"
 WITHOUT_EFFECT = "recorded, without effect on the emulated arithmetic"
 
 
-@dataclass(frozen=True)
-class Parsed:
-    """The options of a call, and notes for the user."""
-
-    options: RunOptions
-    notes: tuple[str, ...]
-    catalogue: Catalogue
-
-
 def parse(
-    argv: list[str],
-    script: str = "train",
-    recorded: Mapping[str, Any] | None = None,
+    argv: Sequence[str], script: str = "train", recorded: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] = os.environ,
-    record: Path | None = None,
-) -> Parsed:
-    """Return the options of one call of `script` ("train", "validation" or "restore").
+) -> Parsed:  # fmt: skip
+    """Return the options of the words of one call of `script` ("train", "validation" or "restore")."""
+    return resolve(Call.of_words(argv, script), recorded, environ)
+
+
+def resolve(
+    call: Call, recorded: Mapping[str, Any] | None = None, environ: Mapping[str, str] = os.environ,
+    record: Path | None = None, dataset: str | None = None,
+) -> Parsed:  # fmt: skip
+    """Return the options of one call.
 
     `recorded` are the options of an earlier run, which override the defaults; `record` is the file that contains them.
+    `dataset` is the data set if the call names none. Without it, such a call raises OptionError.
     """
-    notes: list[str] = []
     origin = f"{RECORDED} ({record})" if record else RECORDED
-    main, block = _main_values(argv, script, recorded, origin)
-    begins_with = _chosen(argv, block, "init_path") if not recorded else None
+    main, block = _main_values(call, recorded, origin)
+    begins_with = _chosen(call, block, "init_path") if not recorded else None
     if begins_with:
-        recorded = _network_of(begins_with, main["model"], _chosen(argv, block, "model_size"))
+        recorded = _network_of(begins_with, main["model"], _chosen(call, block, "model_size"))
         origin = f"--init-path {begins_with}"
-        main, block = _main_values(argv, script, recorded, origin)
+        main, block = _main_values(call, recorded, origin)
     model = plugins.load("Models", main["model"].value, main["model"].where)
     schedule = plugins.load("LR_Schedules", main["lr_schedule"].value, main["lr_schedule"].where)
-    known = catalogue(model.Options, schedule.Options, script)
-    layers = [from_command_line(known, argv)]
+    known = catalogue(model.Options, schedule.Options, call.script)
+    layers = [from_call(known, call)]
     if block:
         layers.append(from_config(known, block))
     if recorded:
@@ -91,37 +79,32 @@ def parse(
     given = given.joined({"model": main["model"].value, "lr_schedule": main["lr_schedule"].value})
     if block:
         given = option_values.with_block_completed(given, block)
-    given = option_values.with_vintage(given, known, block)
+    given, recipe = option_values.with_vintage(given, known, block), None
     if not given.values.get("help"):
         try:
-            given = option_values.with_model_defaults(given, known, model, environ)
+            given = option_values.with_model_defaults(given, known, model, environ, dataset)
         except NoDataSet:
-            if script in ("train", "restore"):
+            if call.script in ("train", "restore"):
                 raise
             from harness.commands import run_list
 
             raise OptionError(
-                f"no run given; give a run directory, as in {script}.py logs/<run>, or --dataset fashion-mnist to measure "
-                "random weights",
+                f"no run given; give a run directory, as in {call.script}.py logs/<run>, or --dataset fashion-mnist to "
+                "measure random weights",
                 run_list.listed(),
             ) from None
         given = option_values.with_data_defaults(given, block)
-    notes += given.notes
-    if begins_with:
-        notes += _taken_over(known, given, origin)
+        recipe = option_values.recipe_batch(known, layers, given, model, environ) if block else None
     options = _assemble({"model": model.Options, "schedule": schedule.Options}, known, given)
     release = options.main.release or (block.release if block else (recorded or {}).get("values_release"))
-    recipe = (
-        option_values.recipe_batch(known, layers, given, model, environ) if block and not given.values.get("help") else None
-    )
-    options = dataclasses.replace(options, values_release=release, recipe=recipe)
-    return Parsed(options, tuple(notes + _hint_notes(known, given.values)), known)
+    notes = (*given.notes, *(_taken_over(known, given, origin) if begins_with else ()), *_hint_notes(known, given.values))
+    return Parsed(dataclasses.replace(options, values_release=release, recipe=recipe), notes, known)
 
 
-def _chosen(argv: list[str], block: Block | None, name: str) -> str | None:
-    """Return the value of an option of train.py on the command line, or otherwise in the configuration."""
+def _chosen(call: Call, block: Block | None, name: str) -> str | None:
+    """Return the value of an option of train.py in the call, or otherwise in the configuration."""
     entry = block.entries.get(name) if block else None
-    return argument(argv, name, "train") or (str(entry.value) if entry and entry.value is not None else None)
+    return call.argument(name) or (str(entry.value) if entry and entry.value is not None else None)
 
 
 def _network_of(weights: str, chosen: GivenValue, size: str | None) -> dict[str, Any]:
@@ -170,15 +153,12 @@ def explain(options: RunOptions) -> str:
     return "\n".join(f"{name:<{first}}  {value:<{second}}  {source}" for name, value, source in rows)
 
 
-def _main_values(
-    argv: list[str], script: str, recorded: Mapping[str, Any] | None, origin: str
-) -> tuple[dict[str, GivenValue], Block | None]:
+def _main_values(call: Call, recorded: Mapping[str, Any] | None, origin: str) -> tuple[dict[str, GivenValue], Block | None]:
     """Return --model, --lr-schedule and other options that decide which options exist, and the configuration."""
-    words = given_arguments(argv, script)
     found = {
-        name: GivenValue(words[name][0], f"{COMMAND_LINE}: {flag(name)}")
+        name: GivenValue(call.argument(name), f"{COMMAND_LINE}: {flag(name)}")
         for name in ("model", "lr_schedule", "config", "config_path", "release")
-        if words.get(name)
+        if call.arguments(name)
     }
     wanted = ("model", "lr_schedule")
     chosen = chosen_config(found)

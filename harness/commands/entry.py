@@ -15,9 +15,8 @@ from harness.checkpoints import find, run_record, weights_file
 from harness.checkpoints.checkpoint import CheckpointError
 from harness.cluster import membership
 from harness.commands import answers
-from harness.commands.cli import Parsed
 from harness.evaluation import inference_record
-from harness.options import sources
+from harness.options.call import Call, Parsed
 from harness.options.sections import with_trait
 from harness.reports import profile
 from harness.run import rules
@@ -31,7 +30,7 @@ NETWORK_OPTIONS = ("config", "model", "dataset", "data_dir", "train_dir")
 
 
 def checked_run(
-    argv: list[str], script: str, origin: Origin | None = None, training: bool = True,
+    call: Call, origin: Origin | None = None, training: bool = True,
     compiled: Callable[[Run], None] | None = None,
 ) -> Run:  # fmt: skip
     """Return the run of a call, after all checks that are possible before a graph is built.
@@ -40,7 +39,7 @@ def checked_run(
     or the weights that the call starts from. If `compiled` is given, it does the work of --compile-only.
     """
     origin = origin or Origin()
-    parsed = answers.parse(argv, script, origin.recorded, origin.folder)
+    parsed = answers.parse(call, origin.recorded, origin.folder)
     run, warnings = _prepared(parsed, origin, training)
     _answer(run, warnings, origin, training, compiled)
     if not run.options.checkpoint.predict:
@@ -92,14 +91,14 @@ def _answer(run: Run, warnings: list[str], origin: Origin, training: bool, compi
         raise Answered
 
 
-def recorded_options(folder: Path, argv: list[str], script: str) -> dict[str, Any]:
+def recorded_options(folder: Path, call: Call) -> dict[str, Any]:
     """Return the recorded options of a run directory, without options that apply to one call only.
 
     Raise CheckpointError if the record is lost and this call does not describe the network.
     """
     recorded = run_record.options(folder)
     if "model" not in recorded:
-        _check_recorded(run_record.arguments_file(folder), argv, script)
+        _check_recorded(run_record.arguments_file(folder), call)
     one_call = with_trait(ONE_CALL)
     return {name: value for name, value in recorded.items() if name not in one_call}
 
@@ -111,8 +110,8 @@ def other_images(run: Run, recorded: Mapping[str, Any]) -> list[str]:
     return [f"the validation images have changed since the training ({', '.join(changed)})"] * bool(asked)
 
 
-def _check_recorded(file: Path, argv: list[str], script: str) -> None:
-    names_network = any(sources.argument(argv, name, script) for name in NETWORK_OPTIONS)
+def _check_recorded(file: Path, call: Call) -> None:
+    names_network = any(map(call.argument, NETWORK_OPTIONS))
     if weights_file.located(file):
         if names_network:
             return
@@ -120,10 +119,10 @@ def _check_recorded(file: Path, argv: list[str], script: str) -> None:
             f"weights {file} do not record the options of the network; give --model, --model-size and --dataset, or "
             "convert the weights with python tools/import_weights.py"
         )
-    if script in ("train", "restore"):  # only the first process has checked it
+    if call.script in ("train", "restore"):  # only the first process has checked it
         find.check_run_folder(file.parent)
     lost = f"the options of the training are lost: they are in no checkpoint and not in {file};"
-    if script in ("train", "restore"):
+    if call.script in ("train", "restore"):
         raise CheckpointError(f"{lost} start a new run from the weights with --init-path {file.parent}")
     if not names_network:
         raise CheckpointError(f"{lost} give --config, or --model and --dataset")

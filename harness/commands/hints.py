@@ -13,6 +13,7 @@ from base import plugins
 from base.process import command_line, commands
 from base.process.signals import StopRequest
 from harness.cluster.membership import call_is_of_later_instance, under_poprun
+from harness.options.call import Call
 from harness.run.run import Run
 
 
@@ -47,8 +48,13 @@ def resuming(run: Run, folder: Path) -> list[str]:
     return [*restoring(folder), *["--distributed"] * (run.cluster.source != "" and not run.cluster.by_poprun)]
 
 
+def repeating(call: Call) -> str:
+    """Return the command line that repeats a call."""
+    return command(call.script, *call.words)
+
+
 @contextmanager
-def repeatable(script: str, argv: list[str], state: str, label: str, alone: bool = False) -> Iterator[None]:
+def repeatable(call: Call, state: str, label: str, alone: bool = False) -> Iterator[None]:
     """If a signal stops this context, print `state`, then `label` and the command that repeats the call.
 
     If `alone`, one process can repeat the work of all processes that poprun started.
@@ -56,16 +62,16 @@ def repeatable(script: str, argv: list[str], state: str, label: str, alone: bool
     try:
         yield
     except StopRequest as request:
-        if not request.hinted and not call_is_of_later_instance(argv, script):
+        if not request.hinted and not call_is_of_later_instance(call):
             request.hinted = True
-            again = command(script, *argv) if alone or not under_poprun(os.environ) else "repeat the call of poprun"
+            again = repeating(call) if alone or not under_poprun(os.environ) else "repeat the call of poprun"
             print(f"{state}\n{label + ':':<16} {again}")
         raise
 
 
-def resumable(script: str, argv: list[str], alone: bool = True) -> AbstractContextManager[None]:
+def resumable(call: Call, alone: bool = True) -> AbstractContextManager[None]:
     """Return `repeatable` for a call that resumes a run and has not saved a checkpoint yet."""
-    return repeatable(script, argv, "The run is unchanged.", "Resume", alone)
+    return repeatable(call, "The run is unchanged.", "Resume", alone)
 
 
 def _from_here(path: str) -> str:

@@ -146,13 +146,18 @@ def with_vintage(given: OptionValues, known: Catalogue, block: Block | None) -> 
 
 
 def with_model_defaults(
-    given: OptionValues, known: Catalogue, model: Model, environ: Mapping[str, str]
+    given: OptionValues, known: Catalogue, model: Model, environ: Mapping[str, str], usual_dataset: str | None = None
 ) -> OptionValues:  # fmt: skip
     """Add the data set if it is missing, the defaults of the model for these data, and the defaults of the optimiser."""
     values, sources = given.values, given.sources
-    dataset, inferred = data.name_of(
-        values.get("dataset"), values.get("data_dir"), environ, sources.get("dataset", ""), values.get("train_dir")
-    )
+    try:
+        dataset, inferred = data.name_of(
+            values.get("dataset"), values.get("data_dir"), environ, sources.get("dataset", ""), values.get("train_dir")
+        )
+    except data.NoDataSet:
+        if usual_dataset is None:
+            raise
+        dataset, inferred = usual_dataset, f"{COMMAND_LINE}: --dataset"
     given = given.joined({"dataset": dataset}, {"dataset": inferred} if inferred else {})
     family = data.family(dataset)
     optimiser = values.get("optimiser", known.options["optimiser"].default)

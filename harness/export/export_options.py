@@ -12,8 +12,9 @@ from base.errors import OptionError
 from base.fields import short
 from base.process import command_line
 from harness.checkpoints import find, weights_file
+from harness.commands import answers
 from harness.export.file_formats import FORMATS
-from harness.options import sources
+from harness.options.call import Call
 
 SCRIPT = "validation"  # cnn export accepts the options of this command for network and data.
 FOLDER = "export"  # This is the name of the default output folder in the run directory.
@@ -21,15 +22,15 @@ FOLDER = "export"  # This is the name of the default output folder in the run di
 
 @dataclass(frozen=True, kw_only=True)
 class ExportRequest:
-    """The parsed command line of cnn export. `path` names the weights in the same way as --restore-path. `words` are the
-    arguments for validation.py."""
+    """The parsed command line of cnn export. `path` names the weights in the same way as --restore-path. `options` are
+    options of validation.py."""
 
     path: str
     formats: tuple[str, ...]  # keys of FORMATS, without duplicates
     output: Path
     int8: bool
     force: bool
-    words: tuple[str, ...]
+    options: Call
 
     @property
     def files(self) -> dict[str, str]:
@@ -68,8 +69,10 @@ def parser() -> argparse.ArgumentParser:
 def parse(argv: Sequence[str]) -> ExportRequest | None:
     """Return the parsed command line, or None for --help. Raise OptionError for invalid options."""
     known, rest = parser().parse_known_args(list(argv))
+    call = Call.of_words(rest, SCRIPT)
+    answers.answer_general(call)
     # This also finds abbreviations such as --hel, which validation.py accepts.
-    if known.help or "help" in sources.given_arguments(rest, SCRIPT):
+    if known.help or "help" in call:
         return None
     path = _path(known.path, known.restore_path, rest)
     names = tuple(dict.fromkeys(_format(word) for words in known.to for word in words.split(",") if word.strip()))
@@ -82,7 +85,7 @@ def parse(argv: Sequence[str]) -> ExportRequest | None:
     output = Path(known.output) if known.output else _default_output(Path(path))
     return ExportRequest(
         path=path, formats=names, output=output, int8=known.int8, force=known.force,
-        words=("--restore-path", command_line.as_value(Path(path)), *rest),
+        options=call,
     )  # fmt: skip
 
 

@@ -231,7 +231,7 @@ def _write_safetensors(content: Content, path: Path) -> None:
 def _safetensors_runner(path: Path) -> Runner:
     from harness.export import comparison, network
 
-    read = network.open_network(str(path), ["--restore-path", str(path)])
+    read = network.open_network(str(path))
     return lambda images: comparison.own_answers(read, images)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,10 +17,11 @@ from Datasets.formats import class_names, preprocessing
 from harness.checkpoints import compatibility, find, read
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.cluster import membership
-from harness.commands import answers, cli, entry
+from harness.commands import answers, entry
 from harness.commands.cli import NORMALISATION
 from harness.evaluation import inference_record
 from harness.export.export_options import SCRIPT
+from harness.options.call import Call, Parsed
 from harness.options.sections import COMMAND_LINE, RunOptions, flag, with_trait
 from harness.run import network_names
 from harness.run.recorded_arguments import option_values
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 LABELS, PREPROCESSING = run_files.EXPORT
+NO_OPTIONS = Call(SCRIPT)
 _OWN = ("main", "dataset", "model")  # sections of options that cnn export accepts
 
 
@@ -93,12 +95,13 @@ class TrainedNetwork:
         return digest.hexdigest()[:16]
 
 
-def open_network(path: str, words: Sequence[str]) -> TrainedNetwork:
-    """Return the network at a path, even if the data set cannot be read. `words` are arguments of validation.py, which
-    override the recorded options."""
+def open_network(path: str, options: Call = NO_OPTIONS) -> TrainedNetwork:
+    """Return the network at a path, even if the data set cannot be read. `options` override the recorded
+    options."""
     selected, folder = find.select(Path(path), by_prefix=False), find.run_folder(Path(path))
-    recorded = entry.recorded_options(folder, list(words), SCRIPT)
-    parsed = answers.parse(list(words), SCRIPT, recorded, folder)
+    call = Call.of_values({"restore_path": path}, SCRIPT) + options
+    recorded = entry.recorded_options(folder, call)
+    parsed = answers.parse(call, recorded, folder)
     _check_given(parsed)
     run, without_data = _prepared(parsed.options)
     checkpoint, values, left_out = read.load_network(selected, f"--restore-path {path}")
@@ -120,7 +123,7 @@ def open_network(path: str, words: Sequence[str]) -> TrainedNetwork:
     )
 
 
-def _check_given(parsed: cli.Parsed) -> None:
+def _check_given(parsed: Parsed) -> None:
     """Raise OptionError for options of validation.py that cnn export does not accept."""
     for name, source in parsed.options.sources.items():
         if source.startswith(COMMAND_LINE) and parsed.catalogue.options[name].section not in _OWN:

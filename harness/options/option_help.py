@@ -9,9 +9,9 @@ from base import plugins
 from base.errors import OptionError
 from base.fields import HINT, short
 from base.process import command_line, commands
+from harness.options.call import unknown_flag
 from harness.options.catalogue import PLUGINS, Catalogue, Option, format_value
 from harness.options.sections import SECTIONS, MainOptions, RunOptions, flag
-from harness.options.sources import unknown_flag
 
 INTRODUCTIONS = {
     "train": "Train a convolutional network on emulated IPUs.",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -783,6 +783,17 @@ class RunOptions:
     def given(self, name: str) -> bool:
         """Return whether an option is on the command line."""
         return self.sources.get(name, "").startswith(COMMAND_LINE)
+
+    def with_values(self, values: Mapping[str, Any], source: str = "") -> RunOptions:
+        """Return options with these values from `source`; by default, as if they were on the command line."""
+        sections = dict(zip((*SECTIONS, "model", "schedule"), self.sections))
+        changed = {
+            section: replace(old, **own)
+            for section, old in sections.items()
+            if (own := {name: value for name, value in values.items() if name in vars(old)})
+        }
+        sources = {name: source or f"{COMMAND_LINE}: {flag(name)}" for name in values}
+        return replace(self, **changed, sources={**self.sources, **sources})
 
     def words(self, name: str) -> str:
         """Return an option as a user types it: the flag and the value."""

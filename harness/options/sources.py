@@ -5,16 +5,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from base import plugins
 from base.errors import OptionError
 from base.fields import short
-from harness.options.catalogue import Catalogue, Option, Spelling, all_options, format_value, plugins_with, shared_options
-from harness.options.other_names import OTHER_NAMES
+from harness.options.call import DEFAULT_CONFIG_PATH, Call, check_assignments, full_flag, unknown_flag
+from harness.options.catalogue import Catalogue, Option, Spelling, all_options, format_value
 from harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, flag
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 COMMAND_LINE_ONLY = (
     "config", "config_path", "restore_path", "autoresume", "predict", "output", "help", "version", "list_configs",
 )  # fmt: skip
-DEFAULT_CONFIG_PATH = plugins.ROOT / "configs.yml"
 
 
 @dataclass(frozen=True)
@@ -45,116 +43,22 @@ class OptionSource:
     notes: tuple[str, ...] = ()  # lines about older spellings and unused keys
 
 
-def given_arguments(argv: list[str], script: str) -> dict[str, list[str]]:
-    """Return {option: arguments} of a command line, before the model and its options are known.
-
-    The last flag of an option wins. Switches that are off are left out.
-    """
-    everything, found = all_options(script).flags(), {}
-    # --lr abbreviates --lr-schedule, unless another option of the chosen schedule begins with --lr
-    shared = shared_options(script).flags()
-    for written, arguments in tokens(argv, everything, lenient=True):
-        spelling = everything.get(written) or shared.get(full_flag(written, shared) or "")
-        if spelling is None:
-            continue
-        option = spelling.option
-        if written.startswith("--no-") or (option.base is bool and [each.lower() for each in arguments] == ["false"]):
-            found.pop(option.name, None)
-        else:
-            found[option.name] = arguments
-    return found
-
-
-def argument(argv: list[str], name: str, script: str) -> str | None:
-    """Return the last value of one option on the command line."""
-    return (given_arguments(argv, script).get(name) or [None])[0]
-
-
-def tokens(argv: list[str], flags: Mapping[str, Spelling], lenient: bool = False) -> list[tuple[str, list[str]]]:
-    """Split argv into (full flag, arguments). Complete abbreviated flags, and treat negative numbers as arguments.
-
-    --lr RATE means --abs-learning-rate, and --lr NAME means --lr-schedule.
-    """
-    found: list[tuple[str, list[str]]] = []
-    for token, following in zip(argv, [*argv[1:], ""]):
-        if token == "--lr" and _is_number(following):
-            token = "--abs-learning-rate"
-        elif token.startswith("--lr=") and _is_number(token[5:]):
-            token = f"--abs-learning-rate={token[5:]}"
-        if not token.startswith("-") or _is_number(token):
-            if found:
-                found[-1][1].append(token)
-            elif not lenient:
-                raise OptionError(f"{COMMAND_LINE}: '{short(token)}' is not an option; options begin with --")
-            continue
-        written, equals, value = token.partition("=")
-        written = written.replace("_", "-")
+def from_call(known: Catalogue, call: Call) -> OptionSource:
+    """Return the values of a call. Raise OptionError for an unknown or ambiguous flag."""
+    flags, found = known.flags(), []
+    if call.bare:
+        check_assignments(call.bare, flags)
+        raise OptionError(f"{COMMAND_LINE}: '{short(call.bare[0])}' is not an option; options begin with --")
+    for written, arguments in call.given:
         full = full_flag(written, flags)
-        if full is None and not lenient:
+        if full is None:
             raise OptionError(f"{COMMAND_LINE}: {unknown_flag(written, flags)}")
-        found.append((full or written, [value] if equals else []))
-    return found
-
-
-def check_assignments(words: Sequence[str], flags: Mapping[str, Spelling]) -> None:
-    """Raise OptionError for words such as epochs=5, if they are the options of a call without the dashes."""
-    pairs = [word.partition("=") for word in words if "=" in word and not os.path.exists(word)]
-    meant = []
-    for name, _, value in pairs:
-        written = f"--{name.replace('_', '-')}"
-        elsewhere = OTHER_NAMES.get(written[2:])
-        if full_flag(written, flags) or written == "--lr":
-            meant.append(f"{written} {short(value)}")
-        elif elsewhere:
-            meant.append(elsewhere if " " in elsewhere else f"{elsewhere} {short(value)}")
-    if meant and len(meant) == len(pairs):
-        given = short(" ".join(map("".join, pairs)))
-        raise OptionError(f"{given}: options begin with --; write {' '.join(meant)}")
-
-
-def full_flag(written: str, flags: Mapping[str, Spelling]) -> str | None:
-    """Return the full flag for a flag or an abbreviation of it.
-
-    Return None if no flag or several flags match, or if other tools use the abbreviation for something else.
-    """
-    matches = [written] if written in flags else _beginning_with(written, flags)
-    elsewhere = OTHER_NAMES.get(written[2:], "")
-    if elsewhere and written not in flags and not any(flag in elsewhere for flag in matches):
-        return None
-    return matches[0] if len({(flags[flag].option.name, flag.startswith("--no-")) for flag in matches}) == 1 else None
-
-
-def _beginning_with(written: str, flags: Collection[str]) -> list[str]:
-    return [flag for flag in flags if flag.startswith(written)] if written.startswith("--") and len(written) > 2 else []
-
-
-def unknown_flag(written: str, flags: Collection[str]) -> str:
-    """Return the error message for an unknown or ambiguous flag, with the model that has it or the nearest flags."""
-    matches, name = _beginning_with(written, flags), written.lstrip("-")
-    elsewhere = OTHER_NAMES.get(name)
-    if matches:
-        instead = f", or use {elsewhere}" if elsewhere else ""
-        return f"{short(written)} is ambiguous: {', '.join(sorted(matches)[:6])}; write one of them in full{instead}"
-    if elsewhere:
-        return f"unknown option {written}; use {elsewhere}"
-    owners = plugins_with(name.replace("-", "_"))
-    owners = owners or [f"{script}.py" for script in ("validation", "restore") if written in shared_options(script).flags()]
-    if owners:
-        return f"{short(written)} is an option of {' and '.join(owners)} only"
-    return f"unknown option {short(written)}{plugins.did_you_mean(written, list(flags))}"
-
-
-def from_command_line(known: Catalogue, argv: list[str]) -> OptionSource:
-    """Return the values of the command line."""
-    flags = known.flags()
-    given = (
-        (written, flags[written], _raw_value(flags, arguments, written), f"{COMMAND_LINE}: {written}")
-        for written, arguments in tokens(argv, flags)
-    )
+        found.append((full, arguments))
+    given = ((full, flags[full], _raw_value(flags, each, full), f"{COMMAND_LINE}: {full}") for full, each in found)
     return _layer(known, COMMAND_LINE, given)
 
 
-def _raw_value(flags: Mapping[str, Spelling], arguments: list[str], written: str) -> Any:
+def _raw_value(flags: Mapping[str, Spelling], arguments: Sequence[str], written: str) -> Any:
     """Return the arguments of a flag as one raw value. Raise OptionError for a wrong number of arguments."""
     spelling, where = flags[written], f"{COMMAND_LINE}: {written}"
     takes = spelling.takes
@@ -264,12 +168,3 @@ def from_record(known: Catalogue, recorded: Mapping[str, Any], where: str, model
     values = {name: value for name, value in recorded.items() if name in known.options and value is not None}
     given = {name: GivenValue(known.options[name].convert(value, where), where) for name, value in values.items()}
     return OptionSource(RECORDED, given)
-
-
-def _is_number(token: str) -> bool:
-    """Return whether an argument, such as -1e3, is a number and not a flag."""
-    try:
-        float(token)
-    except ValueError:
-        return False
-    return True

@@ -17,22 +17,21 @@ from emulator.cost_model.systems import System, by_name, smallest_holding
 from emulator.cost_model.workload import Workload
 from harness.checkpoints import find
 from harness.cluster import membership
-from harness.commands import cli, entry
-from harness.options import sources
+from harness.commands import answers, cli, entry
+from harness.options.call import Call
 from harness.options.sections import flag
 from harness.reports import output
-from harness.run import data, resolve, rules
+from harness.run import resolve, rules
 from harness.run.run import Run
 
 MAX_PROCESSES = 65536
 TRAINING_ONLY = ("dry_run", "explain", "summary")  # cnn plan rejects these options of train.py.
-RANDOM = "--generated-data"  # Plans use generated data, so that they read no files.
 FOLDERS = "imagefolder"  # This data set is read, because the number of classes depends on the files.
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
-    """The parsed command line of cnn plan. `calls` contains the name and the arguments for train.py of each
+    """The parsed command line of cnn plan. `calls` contains the name and the call of train.py of each
     configuration."""
 
     systems: tuple[System, ...]
@@ -42,7 +41,7 @@ class PlanRequest:
     inference: bool
     processes: int | None
     help: bool
-    calls: tuple[tuple[str, tuple[str, ...]], ...]
+    calls: tuple[tuple[str, Call], ...]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -72,8 +71,11 @@ def parser() -> argparse.ArgumentParser:
 
 def parse(argv: Sequence[str]) -> PlanRequest:
     """Return the parsed command line. Raise OptionError for invalid options."""
-    known, rest = parser().parse_known_args(list(argv))
-    _check_training_only(rest)
+    known, words = parser().parse_known_args(list(argv))
+    call = Call.of_words(words, "train")
+    answers.answer_general(call)
+    for word in (flag(name) for name in TRAINING_ONLY if name in call):
+        raise OptionError(f"{word} is an option of train.py: run python train.py {word} with the other options")
     for option, target, kind in (("--json", known.json, output.JSON), ("--html", known.html, output.PAGE)):
         if (option, target) == ("--html", "-"):
             raise OptionError("--html needs a file name; only --json can write to standard output (-)")
@@ -84,73 +86,57 @@ def parse(argv: Sequence[str]) -> PlanRequest:
     if known.inference and known.search:
         raise OptionError("--search finds plans for training only; leave out --search or --inference")
     names = list(dict.fromkeys(known.config))
-    calls = [(name, ("--config", name, *rest)) for name in names] or [("", tuple(rest))]
+    calls = [(name, Call.of_values({"config": name}, "train") + call) for name in names] or [("", call)]
     return PlanRequest(
         systems=tuple(dict.fromkeys(map(by_name, known.system))), json=known.json, html=known.html, search=known.search,
         inference=known.inference, processes=known.processes, calls=tuple(calls),
         # This also finds abbreviations such as --hel, which train.py accepts.
-        help=known.help or "help" in sources.given_arguments(rest, "train"),
+        help=known.help or "help" in call,
     )  # fmt: skip
 
 
-def _check_training_only(words: list[str]) -> None:
-    """Raise OptionError for options with which train.py prints information instead of training."""
-    given = sources.given_arguments(words, "train")
-    for name in TRAINING_ONLY:
-        if name in given:
-            word = flag(name)
-            raise OptionError(f"{word} is an option of train.py: run python train.py {word} with the other options")
+def run_of(call: Call, environ: Mapping[str, str] = os.environ, *, training: bool = True) -> Run:
+    """Return the run that a call of train.py starts or resumes, or validation.py if `training` is false.
 
-
-def run_of(words: Sequence[str], environ: Mapping[str, str] = os.environ, *, training: bool = True) -> Run:
-    """Return the run that train.py starts or resumes with these arguments, or validation.py if `training` is false.
-
-    No data are read. If the arguments have no data set, or too few replicas for --BN-span, a note says what is assumed.
+    No data are read. If the call has no data set, or too few replicas for --BN-span, a note says what is assumed.
     """
-    alone = membership.without_others(environ)
-    given, words, assumed = list(words), list(words), []
-    recorded = _recorded(given)
-    try:
-        parsed = cli.parse(words, "train", recorded)
-    except data.NoDataSet:
-        words += ["--dataset", "imagenet"]
-        assumed.append("no data set given; assuming ImageNet")
-        parsed = cli.parse(words, "train", recorded)
+    alone, assumed, values = membership.without_others(environ), [], {}
+    recorded = _recorded(call)
+    parsed = cli.resolve(call, recorded, dataset="imagenet")
     options = parsed.options
+    if options.given("dataset") and "dataset" not in call:
+        assumed.append("no data set given; assuming ImageNet")
     folder = options.dataset.data_dir or environ.get("DATA_DIR")
     generates = not options.dataset.random_data and (options.dataset.dataset != FOLDERS or not folder)
-    if generates:
-        words.append(RANDOM)
     if generates and options.dataset.dataset == FOLDERS:
         assumed.append("no --data-dir given; assuming the numbers of images and classes of ImageNet")
     span = options.device.BN_span if getattr(options.model, "batch_norm", True) else 1
     if training and span > options.device.replicas and "replicas" not in options.sources:
-        words += ["--replicas", str(span)]
+        values["replicas"] = span
         assumed.append(f"--BN-span {span} needs {span} replicas; assuming --replicas {span}")
     rates = options.training.abs_learning_rate, options.training.base_learning_rate_exponent
     if rates == (None, None):  # Any rate will do, because neither time nor memory depends on it.
-        words += ["--abs-learning-rate", "0.1"]
-    if words != given:
-        parsed = cli.parse(words, "train", recorded)
-    options, notes = parsed.options, [note for note in parsed.notes if not note.startswith(cli.WITHOUT_EFFECT)]
-    if generates:
-        options = replace(options, sources={**options.sources, "generated_data": "plans read no data"})
+        values["abs_learning_rate"] = 0.1
     if options.training.distributed:
-        options = replace(options, training=replace(options.training, distributed=False))
+        values["distributed"] = False
         assumed.append("--distributed is ignored: give the total number of replicas of all processes as --replicas")
+    options = options.with_values(values)
+    if generates:  # Plans use generated data, so that they read no files.
+        options = options.with_values({"generated_data": True}, "plans read no data")
     run = resolve.prepare(options, alone, training=training, total_replicas=recorded.get("total_replicas"))
     if training and generates:  # Generated data skip this check, but the planned training will not.
         rules.check_mixable(run.options.dataset, run.plan.micro_batch_size)
+    notes = [note for note in parsed.notes if not note.startswith(cli.WITHOUT_EFFECT)]
     return replace(run, notes=(*notes, *assumed))
 
 
-def _recorded(words: list[str]) -> Mapping[str, Any]:
+def _recorded(call: Call) -> Mapping[str, Any]:
     """Return the recorded options of the run in --restore-path, or {} without --restore-path."""
-    path = sources.argument(words, "restore_path", "train")
+    path = call.argument("restore_path")
     if not path:
         return {}
     find.check_run_folder(Path(path))
-    return entry.recorded_options(Path(path), words, "train")
+    return entry.recorded_options(Path(path), call)
 
 
 class Case(NamedTuple):
@@ -168,8 +154,8 @@ def cases(request: PlanRequest) -> Iterator[Case]:
 
     If there are several systems, each plan uses as many replicas as its system has room for, with the same global batch.
     """
-    for label, words in request.calls:
-        run = run_of(words, training=not request.inference)
+    for label, call in request.calls:
+        run = run_of(call, training=not request.inference)
         work = run.workload(request.processes)
         for asked in request.systems or (None,):
             system = asked if len(request.systems) > 1 else smallest_holding(asked, work.plan.ipus)

@@ -16,6 +16,7 @@ from emulator.cost_model import search
 from emulator.cost_model.prediction import Prediction, predict
 from emulator.cost_model.remedies import remedies
 from emulator.plan.number_formats import FP16
+from harness.options.call import Call
 from harness.options.exclusive import drop_conflicting
 from harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, with_trait
 from harness.planning import plan_options
@@ -135,7 +136,7 @@ def _rejection(planned: Planned) -> str | None:
         file.write(planned.block)
         file.flush()
         try:
-            plan_options.run_of(["--config-path", file.name, "--config", planned.block_name])
+            plan_options.run_of(Call.of_values({"config_path": file.name, "config": planned.block_name}, "train"))
         except OptionError as error:
             return str(error)
     return None

@@ -13,6 +13,7 @@ from base.storage.run_files import ARGUMENTS
 from base.storage.tables import TABLES, run_table
 from harness.checkpoints import find, run_record
 from harness.commands import cli
+from harness.options.call import Call
 from harness.options.catalogue import every_option
 from harness.options.sections import flag, with_trait
 from harness.reports import training_chart
@@ -91,8 +92,8 @@ def changed_options(run: RunFolder) -> list[tuple[str, str, str]]:
     options = run.options
     if not options:
         raise OptionError("arguments.json is missing")
-    words = [word for name in _DECIDING if options.get(name) for word in (flag(name), str(options[name]))]
-    known = cli.parse(words, "train", environ={})
+    deciding = Call.of_values({name: options[name] for name in _DECIDING if options.get(name)}, "train")
+    known = cli.resolve(deciding, environ={})
     defaults = known.options.values() | {name: known.catalogue.options[name].default for name in _DECIDING}
     changed = []
     for name in (*_DECIDING, *sorted(set(defaults) - set(_DECIDING))):

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from base.errors import DataError, OptionError, WrongInput
-from base.process import command_line, tf_runtime
+from base.process import tf_runtime
 from harness.checkpoints import compatibility, read
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.commands import entry
 from harness.evaluation import inference_record, photo_predictions
 from harness.evaluation.saved_weights import SavedWeights
 from harness.evaluation.validate import local_micro_batches
+from harness.options.call import Call
 from harness.programs import program_cache
 from harness.run.run import Run
 from log import RunLog
@@ -104,12 +105,12 @@ def evaluate(folder: Path, say: Callable[[str], None], checkpoint: Checkpoint | 
 
 
 def _evaluate(folder: Path, say: Callable[[str], None], checkpoint: Checkpoint | None) -> Evaluation:
-    words = ["--restore-path", command_line.as_value(folder), "--no-logs"]
+    call = Call.of_values({"restore_path": folder, "logs": False}, "validation")
     checkpoint, values, warnings = (checkpoint, read.tensors(checkpoint), []) if checkpoint else read.load_network_in(folder)
     for line in warnings:
         say(line)
-    recorded = entry.recorded_options(folder, words, "validation")
-    run = entry.checked_run(words, "validation", SavedWeights([checkpoint], folder, recorded), training=False)
+    recorded = entry.recorded_options(folder, call)
+    run = entry.checked_run(call, SavedWeights([checkpoint], folder, recorded), training=False)
     if run.options.dataset.random_data:
         raise DataError("the run was trained on random data, so predictions mean nothing")
     if not run.data_source.spec.validation_images:

@@ -17,6 +17,7 @@ from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.checkpoints.read import Tensors
 from harness.cluster import membership
 from harness.commands import entry
+from harness.options.call import Call
 from harness.options.releases import vintage
 from harness.options.sections import RunOptions, with_trait
 from harness.processes import folders
@@ -113,16 +114,16 @@ class FreshStart(Origin):
 class Resume(Origin):
     """The start of a run that resumes from the newest intact checkpoint in its run directory."""
 
-    def __init__(self, folder: Path, argv: list[str], script: str, repeated: bool = False) -> None:
+    def __init__(self, folder: Path, call: Call, repeated: bool = False) -> None:
         """Raise CheckpointError if the folder contains no run.
 
         `repeated` is True if --autoresume found the run: then the call is the same one that started the run.
         """
-        self._is_later = membership.call_is_of_later_instance(argv, script)
+        self._is_later = membership.call_is_of_later_instance(call)
         if not self._is_later:
             find.run_checkpoints(folder)
         self.folder, self._repeated = folder, repeated
-        self.recorded = entry.recorded_options(folder, argv, script)
+        self.recorded = entry.recorded_options(folder, call)
         self.total_replicas = self.recorded.get("total_replicas")
         self._values: Tensors = {}
         self._notes: list[str] = []

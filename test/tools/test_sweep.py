@@ -15,6 +15,7 @@ from commands import Result, assert_same_bits, run, succeed, timeless, variables
 
 from base import plugins
 from harness.commands import cli
+from harness.options.call import Call
 from harness.options.configs import ConfigFile
 from tools import sweep
 
@@ -62,7 +63,7 @@ def test_equal_values_are_one_trial(tmp_path):
         HEAD
         + f"  grid:\n    variable-filter: [[Top], [Top, b1/0], []]\n    validation: [true]\n    data-dir: [{'a' * 400}]\n"
     )
-    trials = [sweep._trial(one, {}, [], tmp_path) for one in values(tmp_path, text)]
+    trials = [sweep._trial(one, {}, Call("train"), tmp_path) for one in values(tmp_path, text)]
     assert len({trial.name for trial in trials}) == 3
     assert all(re.fullmatch(r"[\w.+=,@-]{1,120}", trial.name) for trial in trials)
     words = [cli.parse([*trial.words, "--config", "quickstart"], "train").options for trial in trials]
@@ -103,7 +104,7 @@ def test_documented_sweeps_are_valid(tmp_path):
         for name in file.names:
             entries = file.block(name, 2)
             for one in sweep._value_sets(name, entries):
-                cli.parse(list(sweep._trial(one, entries, [], tmp_path).words), "train")
+                cli.parse(sweep._trial(one, entries, Call("train"), tmp_path).words)
 
 
 def test_killed_sweep_resume_is_exact(tmp_path):

@@ -19,6 +19,7 @@ from base import plugins
 from harness.checkpoints import read, run_record, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.commands import entry
+from harness.options.call import Call
 from harness.run import recorded_arguments
 
 ROOT = plugins.ROOT
@@ -424,4 +425,4 @@ def test_missing_packages_are_one_line(script, word):
 
 def test_later_instance_names_missing_folder(tmp_path):
     with pytest.raises(CheckpointError, match=r"^--restore-path .*/gone is not a folder; give the run directory"):
-        entry.recorded_options(tmp_path / "gone", ["--restore-path", str(tmp_path / "gone")], "restore")
+        entry.recorded_options(tmp_path / "gone", Call.of_values({"restore_path": tmp_path / "gone"}, "restore"))

@@ -15,14 +15,15 @@ from typing import Any
 
 import pytest
 from commands import run, succeed
+from PIL import Image
 
 from base import plugins, version
 from base.errors import Answered, DataError, OptionError
 from emulator.native import library
 from emulator.plan.options import PASSES
 from harness.commands import cli, entry, hints
-from harness.commands.cli import Parsed
-from harness.options import catalogue, configs, sources
+from harness.options import call, catalogue, configs
+from harness.options.call import Call, Parsed
 from harness.options.other_names import OTHER_NAMES, OTHER_VALUES
 from harness.options.sources import DEFAULT_CONFIG_PATH
 
@@ -299,7 +300,7 @@ def test_summary_shows_network_after_pass(name, capsys):
     """Each pass shows its work, and architecture.md shows the printed lines."""
     words = "--dataset cifar-10 --generated-data --model-size 8 --batch-norm --precision 16.16 --summary --after"
     with pytest.raises(Answered):
-        entry.checked_run([*words.split(), name], "train")
+        entry.checked_run(Call.of_words([*words.split(), name], "train"))
     out = capsys.readouterr().out
     assert ("16-bit core" in out) == (name == "kernels" and "emulator_convolution" in library.operations())
     assert ("sum_gradients" in out) == (PASSES.index(name) >= PASSES.index("formats"))
@@ -310,7 +311,7 @@ def test_summary_adds_up(capsys):
     """The rows of a stage add up to the stage's line, the stages to the total, and the log has the same total."""
     words = ["--dataset", "cifar-10", "--generated-data", "--model-size", "20", "--shards", "3", "--summary"]
     with pytest.raises(Answered):
-        entry.checked_run(words, "train")
+        entry.checked_run(Call.of_words(words, "train"))
     lines = capsys.readouterr().out.splitlines()
 
     titles = ("parameters", "moving", "multiply-adds", "activations")
@@ -594,7 +595,7 @@ def test_lars_has_one_weight_decay_by_default():
 @pytest.mark.parametrize("script", ["train", "validation", "restore", "inference_embedded"])
 def test_our_flags_beat_names_of_other_tools(script):
     flags = catalogue.all_options(script).flags()
-    assert [each for each in flags if sources.full_flag(each, flags) != each] == []
+    assert [each for each in flags if call.full_flag(each, flags) != each] == []
 
 
 def test_foreign_options_point_to_existing_ones():
@@ -647,5 +648,53 @@ def test_configurations_are_listed(tmp_path):
 
 @pytest.mark.parametrize("off", ["--no-autoresume", "--autoresume=False"])
 def test_disabled_switch_is_not_given(off):
-    assert "autoresume" in sources.given_arguments([off, "--autoresume"], "train")
-    assert "autoresume" not in sources.given_arguments(["--autoresume", off], "train")
+    assert "autoresume" in Call.of_words([off, "--autoresume"], "train")
+    assert "autoresume" not in Call.of_words(["--autoresume", off], "train")
+
+
+# --- The call --------------------------------------------------------------------------------------------------
+
+COUNTING = """
+import atexit, runpy, sys
+from collections import Counter
+from harness.commands import cli
+from harness.options.call import Call
+module, *sys.argv[1:] = sys.argv[1:]
+counts = Counter()
+
+def counted(name, function):
+    def call(*values, **named):
+        counts[name] += 1
+        return function(*values, **named)
+    return call
+
+Call.of_words = counted("cut", Call.of_words)
+cli.from_call = counted("converted", cli.from_call)
+cli.resolve = counted("resolved", cli.resolve)
+atexit.register(lambda: print(counts["cut"], counts["converted"], counts["resolved"]))
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train quickstart --dry-run",
+        "train --config quickstart --epochs 1 --dry-run",
+        "validation --config quickstart --dry-run",
+        "tools.finetune photos --dry-run",
+        "tools.plan --config quickstart",
+        "tools.plan --model resnet",
+    ],
+)
+def test_call_is_cut_and_parsed_once(command, tmp_path):
+    """In its process, whose first lines parse the options before the slow imports."""
+    for shade in range(24):
+        file = tmp_path / f"photos/{'cats' if shade % 2 else 'dogs'}/{shade}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 36), (10 * shade, 0, 0)).save(file)
+    done = subprocess.run(
+        [sys.executable, "-c", COUNTING, *command.split()], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(plugins.ROOT)},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "1 1 1", done.stdout + done.stderr

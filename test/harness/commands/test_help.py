@@ -10,7 +10,8 @@ from PIL import Image
 
 from base import plugins
 from harness.commands import cli
-from harness.options import bare_word, option_help
+from harness.options import option_help
+from harness.options.call import Call
 
 SCRIPTS = ("train", "validation", "restore", "inference_embedded")
 TITLES = {"resnet": "ResNet", "resnext": "ResNeXt", "squeezenet": "SqueezeNet", "efficientnet": "EfficientNet"}
@@ -104,13 +105,11 @@ def place(tmp_path, monkeypatch):
         ("validation", "run/ckpt-3 --latency", "--restore-path run/ckpt-3 --latency"),
         ("restore", "run", "--restore-path run"),
         ("inference_embedded", "run", "--restore-path run"),
-        ("plan", "pics", "pics"),
-        ("report", "run other", "run other"),
     ],
 )
 def test_bare_word_becomes_option(script, words, expected, place):
-    once = bare_word.as_option(words.split(), script)
-    assert once == expected.split() and bare_word.as_option(once, script) == once
+    once = Call.of_words(words.split(), script).with_option()
+    assert once.words == tuple(expected.split()) and once.with_option() == once == Call.of_words(once.words, script)
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ def test_int8_is_calibrated_on_training_images(trained, tmp_path, name):
 def test_int8_keeps_answers_of_included_weights(name, tmp_path):
     """EfficientNet-Lite0 is made for 8 bits: its activations are at most 6."""
     weights, images = "efficientnet-lite0", comparison._generated(224)[:8]
-    opened = network.open_network(weights, ["--restore-path", weights])
+    opened = network.open_network(weights)
     graph = build.portable_graph(opened.run, opened.values)
     found = []
     for calibration in (None, images[:4]):

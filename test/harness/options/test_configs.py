@@ -9,7 +9,7 @@ import pytest
 from base.errors import DataError, OptionError
 from harness.commands import cli
 from harness.options import configs
-from harness.options.sources import DEFAULT_CONFIG_PATH
+from harness.options.call import DEFAULT_CONFIG_PATH, Parsed
 from harness.run.resolve import prepare
 
 # Modelled on MEME's configs.yml: strings for numbers, lists of memory proportions, one mapping with
@@ -83,7 +83,7 @@ def write(tmp_path):
     return file
 
 
-def parse(path: str, *words: str, name: str = "a", script: str = "train") -> cli.Parsed:
+def parse(path: str, *words: str, name: str = "a", script: str = "train") -> Parsed:
     return cli.parse(["--config", name, "--config-path", path, *words], script, None, {})
 
 

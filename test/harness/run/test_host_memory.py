@@ -14,6 +14,7 @@ from base.errors import Answered
 from base.host_limits import ADDRESSES, DATA, RESIDENT, Limit
 from emulator.plan import host_memory
 from harness.commands import answers, entry
+from harness.options.call import Call
 from harness.run.resolve import prepare
 
 ROOT = plugins.ROOT
@@ -65,7 +66,7 @@ MEASURED = {
 
 
 def prepared(words: str, script: str = "train"):
-    parsed = answers.parse(words.split(), script)
+    parsed = answers.parse(Call.of_words(words.split(), script))
     return prepare(parsed.options, {}, training=script == "train")
 
 
@@ -79,7 +80,7 @@ def machine(gigabytes: float) -> Limit:
 
 def asked(words: str, script: str = "train"):
     """Return the run as a command gets it before it builds anything."""
-    return entry.checked_run(words.split(), script, training=script == "train")
+    return entry.checked_run(Call.of_words(words.split(), script), training=script == "train")
 
 
 @pytest.mark.parametrize("words", MEASURED)
@@ -150,7 +151,7 @@ def test_oversized_plan_is_shown_with_warning(monkeypatch, capsys):
     assert "warning: training needs about" in said and "host memory: about" in said and "learning rate:" in said
     compiled = []
     with pytest.raises(Answered):
-        entry.checked_run(f"{R18} --compile-only".split(), "train", compiled=compiled.append)
+        entry.checked_run(Call.of_words(f"{R18} --compile-only".split(), "train"), compiled=compiled.append)
     assert compiled  # has no activations
 
 
