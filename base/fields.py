@@ -41,7 +41,7 @@ META: Mapping[str, Any] = {
     "scripts": (),  # the scripts that have the option; empty: all scripts
     "factors": (),  # older options whose product is the value; at most one factor may be above 1
     "traits": (),  # some of the traits above
-    "needs": "",  # the option has no effect without this: "--wandb", "--fold auto", or a row of `harness/run/rules.py`
+    "needs": None,  # a `Condition`: without it, the option has no effect
 }
 
 

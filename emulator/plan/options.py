@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from base import plugins
+from base.conditions import half_precision, option, several_processes, several_replicas, several_stages
 from base.fields import HALVES, HINT, LENGTH, NOT_IN_GRAPH, ONE_CALL, PER_INSTANCE, TRAINING_ONLY, at_least, between, opt
 from emulator.plan import number_formats
 from emulator.plan.schedules import SCHEDULES
@@ -74,26 +75,26 @@ class DeviceOptions:
         " about equal cost",
         aliases=("pipeline_split",),
         traits=(TRAINING_ONLY,),
-        needs="several stages",
+        needs=several_stages,
     )
     pipeline_schedule: str = opt(
         "Interleaved",
         "choose the order of the forward and backward passes in the pipeline",
         choices=tuple(SCHEDULES),
         traits=(TRAINING_ONLY,),
-        needs="several stages",
+        needs=several_stages,
     )
     sharding_include_filter: tuple[str, ...] = opt(
         (),
         "if the splits are automatic, split only before blocks of layers whose names contain one of these words",
         traits=(TRAINING_ONLY,),
-        needs="several stages",
+        needs=several_stages,
     )
     sharding_exclude_filter: tuple[str, ...] = opt(
         (),
         "if the splits are automatic, never split before blocks of layers whose names contain one of these words",
         traits=(TRAINING_ONLY,),
-        needs="several stages",
+        needs=several_stages,
     )
     enable_recomputation: bool = opt(
         False,
@@ -109,7 +110,10 @@ class DeviceOptions:
         traits=(TRAINING_ONLY,),
     )
     fold_memory: int = opt(
-        1024, "let --fold auto use up to N megabytes for the activations of one pass", check=at_least(1), needs="--fold auto"
+        1024,
+        "let --fold auto use up to N megabytes for the activations of one pass",
+        check=at_least(1),
+        needs=option("fold", "auto"),
     )
     batches_per_step: int = opt(
         1000,
@@ -165,7 +169,7 @@ class DeviceOptions:
     accumulator_format: str | None = _format_option(
         "set the number format of accumulated gradients (default: the format of layer results)",
         TRAINING_ONLY,
-        needs="half precision",
+        needs=half_precision,
     )
     master_format: str | None = _format_option(
         "set the number format of the weights that the optimiser updates (default: from --precision)"
@@ -193,10 +197,10 @@ class DeviceOptions:
         False,
         "accumulate gradients in FP32, even if they are computed in half precision",
         traits=(HALVES,),
-        needs="half precision",
+        needs=half_precision,
     )
     saturate_on_overflow: bool = opt(
-        False, "on overflow, use the largest finite number instead of NaN", traits=(HALVES,), needs="half precision"
+        False, "on overflow, use the largest finite number instead of NaN", traits=(HALVES,), needs=half_precision
     )
     fp_exceptions: bool = opt(
         False, "stop at the first invalid operation, division by zero or overflow, and report its layer and update"
@@ -211,7 +215,7 @@ class DeviceOptions:
         False,
         "use the same random numbers on the device in all replicas",
         traits=(TRAINING_ONLY,),
-        needs="several replicas",
+        needs=several_replicas,
     )
     BN_span: int = opt(
         1, "compute batch-norm statistics over groups of N replicas", check=at_least(1), traits=(TRAINING_ONLY,)
@@ -238,14 +242,14 @@ class DeviceOptions:
         "keep compiled programs in this folder (default: the folder in TF_POPLAR_FLAGS, or else a folder in the "
         "user's cache)",
         traits=(NOT_IN_GRAPH, PER_INSTANCE),
-        needs="--executable-cache",
+        needs=option("executable_cache"),
     )
     executable_cache_size: int = opt(
         1000,
         "limit the cache of compiled programs to N megabytes; the least recently used programs are deleted",
         check=at_least(1),
         traits=(NOT_IN_GRAPH, PER_INSTANCE),
-        needs="--executable-cache",
+        needs=option("executable_cache"),
     )
     memory_check: bool = opt(
         True,
@@ -267,7 +271,7 @@ class DeviceOptions:
         False,
         "use half-precision partial sums on an IPU; the emulation always uses FP32",
         kind=HINT,
-        needs="half precision",
+        needs=half_precision,
     )
     gather_conv_output: bool = opt(False, "combine small reductions in convolutions", kind=HINT)
     enable_conv_dithering: bool = opt(False, "spread convolutions over the tiles", kind=HINT)
@@ -281,13 +285,13 @@ class DeviceOptions:
         10485760,
         "all-reduce up to N bytes of gradients at once between processes; 0 means one tensor at a time",
         check=at_least(0),
-        needs="several processes",
+        needs=several_processes,
     )
     all_reduce_format: str = opt(
         "fp32",
         "set the number format of gradients in the all-reduce between processes",
         choices=ALL_REDUCE_FORMATS,
-        needs="several processes",
+        needs=several_processes,
     )
     max_reduce_many_buffer_size: int = opt(0, "merge reductions of up to N bytes", kind=HINT, check=at_least(0))
     scheduling_algorithm: str = opt(

@@ -12,6 +12,17 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
+from base.conditions import (
+    checkpoints,
+    cutmix,
+    data_files,
+    frozen_batch_norms,
+    option,
+    photo_files,
+    photos,
+    random_crops,
+    several_processes,
+)
 from base.errors import OptionError
 from base.fields import (
     HALVES,
@@ -98,7 +109,7 @@ class MainOptions:
     )
     after: str | None = opt(
         None, "with --summary, print the network after this pass: operations, formats, kernels, and who rounds",
-        choices=PASSES, needs="--summary", traits=(ONE_CALL,),
+        choices=PASSES, needs=option("summary"), traits=(ONE_CALL,),
     )  # fmt: skip
     dry_run: bool = opt(
         False, "print what the run would do (batches, updates, learning rate, memory), then stop", traits=(ONE_CALL,)
@@ -132,21 +143,21 @@ class DatasetOptions:
         None,
         "read the data from this folder (default: the environment variable DATA_DIR)",
         traits=(NOT_IN_GRAPH, PER_INSTANCE),
-        needs="data files",
+        needs=data_files,
     )
     train_dir: str | None = opt(
         None,
         "imagefolder: train on the images in this folder, which has one subfolder per class (default: a folder in "
         "--data-dir with a usual name, such as train)",
         traits=(NOT_IN_GRAPH, PER_INSTANCE),
-        needs="data files",
+        needs=data_files,
     )
     validation_dir: str | None = opt(
         None,
         "imagefolder: validate on the images in this folder, which has one subfolder per class (default: a folder in "
         "--data-dir with a usual name, such as val)",
         traits=(NOT_IN_GRAPH, PER_INSTANCE),
-        needs="data files",
+        needs=data_files,
     )
     num_classes: int | None = opt(
         None,
@@ -167,45 +178,45 @@ class DatasetOptions:
         True,
         "read records from disk in every epoch instead of keeping them in host memory",
         traits=(NOT_IN_GRAPH, PER_INSTANCE),
-        needs="data files",
+        needs=data_files,
     )
     normalise_input: bool = opt(
         False,
         "ImageNet: subtract the mean and divide by the standard deviation (default: only subtract the mean)",
-        needs="photos",
+        needs=photos,
     )
     symmetric_input: bool = opt(
-        False, "ImageNet: normalise pixels to (x - 127) / 128, as for EfficientNet-Lite", needs="photos"
+        False, "ImageNet: normalise pixels to (x - 127) / 128, as for EfficientNet-Lite", needs=photos
     )
     image_mean: tuple[float, ...] = opt(
         (),
         "ImageNet: normalise pixels to (x / 255 - mean) / std; these are the three means, for R, G and B; needs --image-std",
         check=_channels(-1e6),
-        needs="photos",
+        needs=photos,
     )
     image_std: tuple[float, ...] = opt(
         (),
         "ImageNet: set the three standard deviations, for R, G and B, in the formula of --image-mean",
         check=_channels(1e-6),
-        needs="photos",
+        needs=photos,
     )
-    hostside_norm: bool = opt(False, "ImageNet: normalise images on the host instead of the device", needs="photos")
+    hostside_norm: bool = opt(False, "ImageNet: normalise images on the host instead of the device", needs=photos)
     train_with_valid_preprocessing: bool = opt(
-        False, "crop training images as in validation, without augmentation", needs="data files"
+        False, "crop training images as in validation, without augmentation", needs=data_files
     )
     augment: str = opt(
         "none",
         "augment each cropped training image with 1 (trivial) or 2 (rand) operations, drawn at random from 14",
         choices=("none", "trivial", "rand"),
         traits=(NOT_IN_GRAPH,),
-        needs="random crops",
+        needs=random_crops,
     )
     augment_magnitude: float = opt(
         9.0,
         "set the strength of the operations of --augment rand, from 0 to 10",
         check=between(0, 10),
         traits=(NOT_IN_GRAPH,),
-        needs="--augment rand",
+        needs=option("augment", "rand"),
     )
     colour_jitter: float = opt(
         0.0,
@@ -213,14 +224,14 @@ class DatasetOptions:
         aliases=("color_jitter",),
         check=between(0, 1),
         traits=(NOT_IN_GRAPH,),
-        needs="random crops",
+        needs=random_crops,
     )
     random_erasing: float = opt(
         0.0,
         "with this probability, fill a random rectangle of a training image with grey; 0 is off",
         check=between(0, 1),
         traits=(NOT_IN_GRAPH,),
-        needs="random crops",
+        needs=random_crops,
     )
     standard_imagenet: bool = opt(
         False,
@@ -232,7 +243,7 @@ class DatasetOptions:
         "preprocess this many images in parallel on the host",
         check=at_least(1),
         traits=(NOT_IN_GRAPH, PER_INSTANCE),
-        needs="data files",
+        needs=data_files,
     )
     mixup_alpha: float = opt(
         0.0, "mix pairs of training images by mixup, with this alpha of the Beta distribution; 0 is off", check=at_least(0)
@@ -244,7 +255,7 @@ class DatasetOptions:
         1,
         "choose how much of an image cutmix keeps: 1 draws the fraction at random, 2 always uses --cutmix-lambda",
         choices=("1", "2"),
-        needs="--cutmix-lambda",
+        needs=cutmix,
     )
     hostside_image_mixing: bool = opt(False, "apply mixup and cutmix on the host instead of the device")
     eight_bit_io: bool = opt(False, "send images to the device as bytes and normalise them there")
@@ -252,28 +263,28 @@ class DatasetOptions:
         100, "ImageNet: use only the first N per cent of the files", check=between(1, 100), traits=(NOT_IN_GRAPH,)
     )
     fused_preprocessing: bool = opt(
-        False, "ImageNet: normalise images on the device, and add a fourth channel of zeros", needs="photos"
+        False, "ImageNet: normalise images on the device, and add a fourth channel of zeros", needs=photos
     )
     shuffle_block: int = opt(
         1,
         "ImageNet: shuffle blocks of N consecutive records instead of single records, for disks that are slow to seek",
         check=at_least(1),
         traits=(NOT_IN_GRAPH,),
-        needs="photo files",
+        needs=photo_files,
     )
     validation_split: float = opt(
         0.0,
         "imagefolder: use this fraction of each class for validation, the same images in every run; 0 is off",
         check=between(0, 1),
         traits=(NOT_IN_GRAPH,),
-        needs="data files",
+        needs=data_files,
     )
     skip_bad_records: int = opt(
         0,
         "ImageNet: replace up to N unusable records by the next good record; one more stops the run",
         check=at_least(0),
         traits=(NOT_IN_GRAPH,),
-        needs="photo files",
+        needs=photo_files,
     )
     dataset_benchmark: bool = opt(
         False, "measure the speed of each stage of the input pipeline, then stop", traits=(ONE_CALL, NOT_IN_GRAPH)
@@ -382,7 +393,7 @@ class TrainingOptions:
         2000,
         "double the loss scale after N updates without overflow",
         check=at_least(1),
-        needs="--automatic-loss-scaling back-off",
+        needs=option("automatic_loss_scaling", "back-off"),
     )
     loss: str = opt(
         "cross-entropy",
@@ -440,7 +451,7 @@ class TrainingOptions:
     fit_classifier: bool = opt(
         False,
         "before the first update, fit the last layer by logistic regression; cross-validation chooses the penalty",
-        needs="--init-path",
+        needs=option("init_path"),
         traits=(NOT_IN_GRAPH,),
     )
     frozen_norm_statistics: str = opt(
@@ -448,7 +459,7 @@ class TrainingOptions:
         "choose what batch norms that are not trained use: the statistics of each batch, or the moving averages "
         "(default in configurations of the original harness: batch)",
         choices=("batch", "moving"),
-        needs="frozen batch norms",
+        needs=frozen_batch_norms,
     )
     init_path: str | None = opt(
         None,
@@ -486,14 +497,14 @@ class TrainingOptions:
         "stop if another process does not join or answer within this many seconds",
         check=at_least(2),
         traits=(NOT_IN_GRAPH, PER_INSTANCE),
-        needs="several processes",
+        needs=several_processes,
     )
     bind: str | None = opt(
         None,
         "listen for other processes on this address of the host, or on every address with 'all' (default: the address"
         " in the cluster list)",
         traits=(NOT_IN_GRAPH, PER_INSTANCE, ONE_CALL),
-        needs="several processes",
+        needs=several_processes,
     )
     syncs_per_epoch: int = opt(
         0,
@@ -555,19 +566,22 @@ class CheckpointOptions:
         0, "save a checkpoint every N epochs, instead of --ckpts-per-epoch", check=at_least(0), traits=(LENGTH,)
     )
     ckpt_epochs_offset: float = opt(
-        0.0, "save no checkpoint before this epoch", check=at_least(0), traits=(LENGTH,), needs="a checkpoint"
+        0.0, "save no checkpoint before this epoch", check=at_least(0), traits=(LENGTH,), needs=checkpoints
     )
     ckpt_all_instances: bool = opt(
-        False, "save checkpoints in every process (instance), each in its own folder", bare="true", needs="several processes"
+        False,
+        "save checkpoints in every process (instance), each in its own folder",
+        bare="true",
+        needs=several_processes,
     )
     max_ckpts_to_keep: int | None = opt(
-        None, "keep only the N newest checkpoints (default: all)", check=at_least(1), needs="a checkpoint"
+        None, "keep only the N newest checkpoints (default: all)", check=at_least(1), needs=checkpoints
     )
     keep_best_ckpt: bool = opt(
         False,
         "also keep the checkpoint with the best validation; --predict, exports and reports use this checkpoint",
         traits=(NOT_IN_GRAPH,),
-        needs="--max-ckpts-to-keep",
+        needs=option("max_ckpts_to_keep"),
     )
     best_by: str = opt(
         "accuracy",
@@ -575,7 +589,7 @@ class CheckpointOptions:
         "are few images",
         choices=("accuracy", "loss"),
         traits=(NOT_IN_GRAPH,),
-        needs="--keep-best-ckpt",
+        needs=option("keep_best_ckpt"),
     )
     patience: int = opt(
         0,
@@ -587,20 +601,20 @@ class CheckpointOptions:
         "10", "save a temporary checkpoint when the last one is N minutes old; 0 is off; auto chooses the interval that "
         "loses the least time to failures",
         check=_minutes,
-        read=str.lower, needs="a checkpoint")  # fmt: skip
+        read=str.lower, needs=checkpoints)  # fmt: skip
     mtbf_hours: float = opt(
         24.0,
         "set the mean time between failures of a host, in hours; --safety-ckpt-minutes auto uses it",
         check=above(0),
         traits=(NOT_IN_GRAPH,),
-        needs="--safety-ckpt-minutes auto",
+        needs=option("safety_ckpt_minutes", "auto"),
     )
     validation: bool = opt(True, "do not validate at checkpoints")
     valid_batch_size: int | None = opt(
         None,
         "set the number of images in a micro-batch of validation (default: --micro-batch-size)",
         check=at_least(1),
-        needs="--validation",
+        needs=option("validation"),
     )
     repeat: int = opt(
         1, "validate each checkpoint N times", check=at_least(1),
@@ -650,7 +664,10 @@ class CheckpointOptions:
         traits=(ONE_CALL,),
     )
     latency: bool = opt(
-        False, "measure the latency of validation, one batch at a time", traits=(ONE_CALL,), needs="--validation"
+        False,
+        "measure the latency of validation, one batch at a time",
+        traits=(ONE_CALL,),
+        needs=option("validation"),
     )
 
 
@@ -658,12 +675,12 @@ class CheckpointOptions:
 class LoggingOptions:
     """Logging"""
 
-    log_dir: str = opt("./logs/", "create run directories in this folder", traits=(PER_INSTANCE,), needs="--logs")
+    log_dir: str = opt("./logs/", "create run directories in this folder", traits=(PER_INSTANCE,), needs=option("logs"))
     logs_path: str | None = opt(
         None,
         "write the run to this directory, instead of to a generated name in --log-dir",
         traits=(ONE_CALL, PER_INSTANCE),
-        needs="--logs",
+        needs=option("logs"),
     )
     autoresume: bool = opt(
         False,
@@ -691,7 +708,7 @@ class LoggingOptions:
         False,
         "print and write the log in every process (instance), each in its own folder",
         bare="true",
-        needs="several processes",
+        needs=several_processes,
     )
     mlperf_logging: bool = opt(
         False, "log :::MLLOG lines for MLPerf's compliance checker, and copy them to result_<seed>.txt in the run directory"
@@ -702,7 +719,7 @@ class LoggingOptions:
         check=at_least(0),
         scripts=("train", "restore"),
         traits=(NOT_IN_GRAPH, PER_INSTANCE),
-        needs="--logs",
+        needs=option("logs"),
     )
     numerics: int | None = opt(
         None,
@@ -711,23 +728,27 @@ class LoggingOptions:
         check=at_least(1),
         scripts=("train", "restore"),
         traits=(NOT_IN_GRAPH, PER_INSTANCE),
-        needs="--logs",
+        needs=option("logs"),
     )
     wandb: bool = opt(
         False, "send metrics to Weights & Biases; install the package wandb and log in first", traits=(PER_INSTANCE,)
     )
-    wandb_project: str = opt("tf-cnn", "set the project in Weights & Biases", traits=(PER_INSTANCE,), needs="--wandb")
+    wandb_project: str = opt("tf-cnn", "set the project in Weights & Biases", traits=(PER_INSTANCE,), needs=option("wandb"))
     wandb_id: str | None = opt(
-        None, "continue this run in Weights & Biases", scripts=("restore",), traits=(PER_INSTANCE,), needs="--wandb"
+        None,
+        "continue this run in Weights & Biases",
+        scripts=("restore",),
+        traits=(PER_INSTANCE,),
+        needs=option("wandb"),
     )
     mlflow: bool = opt(
         False,
         "send metrics to the MLflow server that MLFLOW_TRACKING_URI names; install the package mlflow first",
         traits=(PER_INSTANCE,),
     )
-    mlflow_experiment: str = opt("tf-cnn", "set the experiment in MLflow", traits=(PER_INSTANCE,), needs="--mlflow")
+    mlflow_experiment: str = opt("tf-cnn", "set the experiment in MLflow", traits=(PER_INSTANCE,), needs=option("mlflow"))
     mlflow_id: str | None = opt(
-        None, "continue this run in MLflow", scripts=("restore",), traits=(PER_INSTANCE,), needs="--mlflow"
+        None, "continue this run in MLflow", scripts=("restore",), traits=(PER_INSTANCE,), needs=option("mlflow")
     )
 
 

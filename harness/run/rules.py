@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from base import plugins
+from base import conditions, plugins
 from base.errors import OptionError
 from base.host_limits import ADDRESSES, DATA, Limit
 from Datasets.sources.registry import published_spec
@@ -37,19 +37,6 @@ LARGEST_HALF_SCALE = 2.0**20  # above this loss scale, most gradients overflow i
 
 
 Rule = Callable[[Run], Iterable[str] | None]
-CONDITIONS: Mapping[str, Callable[[Run], bool]] = {  # conditions for `opt(needs=...)`, in addition to options
-    "photos": lambda run: family(run.options.dataset.dataset) == "imagenet",
-    "photo files": lambda run: CONDITIONS["photos"](run) and CONDITIONS["data files"](run),
-    "data files": lambda run: not run.options.dataset.random_data,
-    "random crops": lambda run: CONDITIONS["data files"](run) and not run.options.dataset.train_with_valid_preprocessing,
-    "frozen batch norms": lambda run: bool(run.frozen_norms),
-    "half precision": lambda run: run.plan.precision.rounds_results or run.plan.precision.rounds_operands,
-    "several stages": lambda run: len(run.plan.stages) > 1,
-    "several replicas": lambda run: run.plan.total_replicas > 1,
-    "several processes": lambda run: run.cluster.size > 1,
-    "a checkpoint": lambda run: bool(run.options.checkpoint.ckpts_per_epoch or run.options.checkpoint.epochs_per_ckpt),
-    "--cutmix-lambda": lambda run: run.options.dataset.cutmix_lambda < 1,
-}
 
 
 def check_run(run: Run, requested: RunOptions, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -83,17 +70,8 @@ def options_without_effect(run: Run) -> Iterator[str]:
             yield f"{options.words(name)} has no effect with --optimiser {options.training.optimiser}"
         elif name in norms:
             yield f"{options.words(name)} has no effect without {norms[name].title}"
-        elif needs and not _is_met(needs, run):
-            yield f"{options.words(name)} has no effect without {needs}"
-
-
-def _is_met(needs: str, run: Run) -> bool:
-    """Return whether `needs` is met: a condition, an option that is on ("--wandb"), or a value ("--fold auto")."""
-    if needs in CONDITIONS:
-        return CONDITIONS[needs](run)
-    name, _, value = needs.removeprefix("--").partition(" ")
-    found = run.options.values()[name.replace("-", "_")]
-    return str(found) == value if value else bool(found)
+        elif needs and not needs.is_met(run):
+            yield f"{options.words(name)} has no effect without {needs.text}"
 
 
 # --- Data ----------------------------------------------------------------------------------------------------------
@@ -294,7 +272,7 @@ def averages(run: Run) -> Iterator[str]:
     """Reject averages, --patience and --keep-best-ckpt without the checkpoints and validations that they need."""
     training, options = run.options.training, run.options.checkpoint
     averaged = training.weight_avg_N or training.weight_avg_exp
-    unsaved = "" if CONDITIONS["a checkpoint"](run) else "--ckpts-per-epoch 0 writes no checkpoints"
+    unsaved = "" if conditions.checkpoints.is_met(run) else "--ckpts-per-epoch 0 writes no checkpoints"
     if unsaved and averaged:
         raise OptionError(f"--weight-avg-N and --weight-avg-exp need checkpoints, but {unsaved}; give 1 or more")
     if options.max_ckpts_to_keep and averaged:

@@ -93,6 +93,11 @@ class Run:
         )
 
     @property
+    def family(self) -> str:
+        """The kind of the data set's images: "cifar" or "imagenet"."""
+        return data.family(self.options.dataset.dataset)
+
+    @property
     def channels(self) -> int:
         """The number of channels of an image on the device."""
         return data.channels(self.options.dataset)

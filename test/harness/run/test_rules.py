@@ -14,7 +14,6 @@ from base import plugins
 from base.errors import OptionError
 from harness.commands import cli
 from harness.options.sections import SECTIONS
-from harness.run import rules
 from harness.run.resolve import prepare
 
 TWO = json.dumps({"cluster": {"worker": ["a:1", "b:2"]}, "task": {"index": 0}})
@@ -94,7 +93,7 @@ def test_requirements_of_options_exist():
     for section in SECTIONS.values():
         for field in dataclasses.fields(section):
             if field.metadata["needs"]:
-                assert rules._is_met(field.metadata["needs"], run) in (True, False)
+                assert field.metadata["needs"].is_met(run) in (True, False)
 
 
 @pytest.mark.parametrize("model", plugins.names("Models"))
