@@ -1,4 +1,4 @@
-"""Find plug-ins by file name in Models/, LR_Schedules/ and Datasets/."""
+"""Find plug-ins by file name in Models/, LR_Schedules/, Datasets/ and harness/optimisers/."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from base.fields import decimal_number, short
 
 ROOT = Path(__file__).resolve().parent.parent
 _LONGEST_NAME = 100  # longer names are not compared, because the time grows with the square of the length
-WHAT = {"Models": "model", "LR_Schedules": "learning-rate schedule", "Datasets": "data set"}
+WHAT = {
+    "Models": "model", "LR_Schedules": "learning-rate schedule", "Datasets": "data set", "harness/optimisers": "optimiser",
+}  # fmt: skip
 
 
 def names(folder: str) -> list[str]:
@@ -30,7 +32,7 @@ def load(folder: str, name: str, where: str = "") -> ModuleType:
             f"{near or did_you_mean(name, names(folder))}",
             f"Available: {', '.join(names(folder))}",
         )
-    return __import__(f"{folder}.{name}", fromlist=("Options",))  # works in an installed package too
+    return __import__(f"{folder.replace('/', '.')}.{name}", fromlist=("Options",))  # works in an installed package too
 
 
 def _with_size(name: str, known: list[str]) -> str:

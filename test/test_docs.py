@@ -64,7 +64,12 @@ def test_plugin_examples_train(tmp_path):
     shutil.copy(ROOT / "configs.yml", tmp_path)
     text = (DOCS / "extending.md").read_text()
     examples = re.findall(r"```python\n# (\S+)\n(.*?)```", text, re.S)
-    assert [name for name, _ in examples] == ["Models/tiny.py", "LR_Schedules/triangle.py", "Datasets/numbers.py"]
+    assert [name for name, _ in examples] == [
+        "Models/tiny.py",
+        "LR_Schedules/triangle.py",
+        "harness/optimisers/Lion.py",
+        "Datasets/numbers.py",
+    ]
     for name, source in examples:
         (tmp_path / name).write_text(source)
     records = np.random.default_rng(0).integers(0, 10, (64, 3073), np.uint8)
@@ -77,7 +82,8 @@ def test_plugin_examples_train(tmp_path):
         cwd=tmp_path, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "64 training and 64 validation images" in done.stdout and (tmp_path / "run/ckpt-20.index").exists()
+    assert "64 training and 64 validation images" in done.stdout and ", Lion, learning rate up to 0.0001" in done.stdout
+    assert (tmp_path / "run/ckpt-20.index").exists()
 
 
 def test_options_without_effect_are_listed():

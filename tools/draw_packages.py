@@ -31,13 +31,14 @@ PURPOSES = {  # the name of each package and its purpose in a few words
     "harness.commands": "code that all commands share",
     "harness.evaluation": "validation, predictions for photos",
     "harness.diagnostics": "lost gradients, NaN, slow instances",
-    "harness.programs": "programs of a run: loss, optimiser",
+    "harness.programs": "programs of a run, loss",
     "harness.processes": "start instances, notice lost ones",
     "harness.checkpoints": "find, verify, read, write, average",
     "harness.reports": "charts, tables, profiles, trackers",
     "harness.run": "a run: data, length, option checks",
     "harness.cluster": "the cluster: TF_CONFIG, Slurm, MPI",
-    "harness.options": "options, configurations, update rules",
+    "harness.options": "options, configurations, calls",
+    "harness.optimisers": "optimisers and their options",
     "harness.finetuning": "check of an image folder",
     "ipu_utils": "the device layer's interface",
     "emulator.numerics": "histograms of exponents",
@@ -55,7 +56,7 @@ PURPOSES = {  # the name of each package and its purpose in a few words
     "base": "option fields, random draws, files, signals, errors",
 }
 COLOURS = {"harness": "#dce8f5", "emulator": "#e3f0e6", "ipu_utils": "#e3f0e6", "base": chart.LIGHT, "commands": "#f6e3da"}
-PLUGINS = ("Models", "LR_Schedules", "Datasets")
+PLUGINS = ("Models", "LR_Schedules", "Datasets", "harness.optimisers")
 BOX, GAP, ROW, EDGE = 290, 24, 62, 12  # pixels: width of a box, gap between boxes, height of a row, margin
 
 

@@ -13,7 +13,6 @@ from harness.checkpoints import read
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError, Shapes
 from harness.checkpoints.read import Tensors
 from harness.options.catalogue import LARGEST
-from harness.options.update_rules import UPDATE_RULES
 from Models._layers import Variable
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ def expected_model_tensors(run: Run) -> dict[str, CheckpointTensor]:
 
 def expected_training_tensors(run: Run) -> dict[str, CheckpointTensor]:
     """Return the tensors that a training saves and needs to resume."""
-    names = UPDATE_RULES[run.options.training.optimiser].slots
+    names = run.options.training.rule.slots
     own = checkpoint_tensors.slots(run.network.variables, run.plan.precision, names, run.is_trained)
     scale = {LOSS_SCALE: CheckpointTensor((3,))} if run.options.training.automatic_loss_scaling else {}
     averages = {f"{v.name}/{EMA}": CheckpointTensor(v.shape) for v in averaged_variables(run)}

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from emulator.plan.number_formats import FP16, FP32
-from harness.options.update_rules import UPDATE_RULES
 from harness.run.run import Run
 
 if TYPE_CHECKING:
@@ -128,7 +127,7 @@ class Divergence:
 
 def _wider_slots(run: Run) -> str:
     """Return advice on --slot-format if the format of the optimiser's slots has a smaller range than FP16; otherwise ""."""
-    if not UPDATE_RULES[run.options.training.optimiser].slots:
+    if not run.options.training.rule.slots:
         return ""
     formats = (run.plan.precision.slot_format(v) for v in run.network.variables if v.trainable)
     slots = min(formats, key=lambda each: each.largest)

@@ -23,7 +23,6 @@ from base.conditions import (
     random_crops,
     several_processes,
 )
-from base.errors import OptionError
 from base.fields import (
     HALVES,
     HINT,
@@ -40,8 +39,9 @@ from base.fields import (
     opt,
 )  # fmt: skip
 from emulator.plan.options import PASSES, DeviceOptions
+from harness.optimisers._rule import UpdateRule
 from harness.options import releases
-from harness.options.update_rules import RMSPROP_DECAY, SKIPPED, UPDATE_RULES
+from harness.options.update_rules import UPDATE_RULES, OptimiserOptions
 
 COMMAND_LINE, CONFIGURATION, RECORDED = "command line", "configuration", "the recorded run"  # sources of values
 ACCUMULATION, AUTO = "gradient_accumulation_count", "auto"
@@ -307,8 +307,8 @@ class DatasetOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingOptions:
-    """Training"""
+class _BatchAndRate:
+    """The first options of a training."""
 
     micro_batch_size: int | None = opt(
         None,
@@ -370,8 +370,12 @@ class TrainingOptions:
     optimiser: str = opt(
         "SGD", "choose the optimiser; SGD has no momentum", choices=tuple(UPDATE_RULES), aliases=("optimizer",)
     )
-    momentum: float = opt(0.9, "set the momentum coefficient of the optimisers momentum, RMSprop and LARS", check=below_one)
-    nesterov: bool = opt(False, "use Nesterov momentum with --optimiser momentum")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions(OptimiserOptions, _BatchAndRate):
+    """Training"""
+
     weight_decay: float | None = opt(
         None,
         "set the coefficient of L2 regularisation, or of decoupled weight decay with AdamW (default: 0.01 for AdamW, "
@@ -413,40 +417,6 @@ class TrainingOptions:
     stable_norm: bool | None = opt(
         None, "compute the mean and variance of group norm in two passes (default: depends on the model)"
     )
-    rmsprop_decay: float | None = opt(
-        None, "RMSprop: set the decay of the mean square (default: see --rmsprop-base-decay-exp)", check=below_one
-    )
-    rmsprop_base_decay_exp: float | None = opt(
-        None,
-        "RMSprop: set the decay to 1 - global batch size x 2^X (default: X = -14 for EfficientNet on ImageNet; "
-        "otherwise the decay is 0.9)",
-        check=between(-126, 64),
-    )
-    rmsprop_epsilon: float = opt(0.001, "RMSprop: add this constant inside the square root", check=above(0))
-    lars_epsilon: float = opt(0.0, "LARS: add this constant to the denominator of the trust ratio", check=at_least(0))
-    lars_eeta: float = opt(0.001, "LARS: set the trust coefficient", check=above(0))
-    lars_skip_list: tuple[str, ...] = opt(
-        SKIPPED, "LARS: apply no trust ratio and no LARS weight decay to variables whose names contain one of these words"
-    )
-    lars_weight_decay: float | None = opt(
-        None,
-        "LARS: set the weight decay that LARS itself applies, in addition to --weight-decay (default: depends on the model)",
-        check=at_least(0),
-    )
-    lamb_beta1: float = opt(0.9, "LAMB: set the decay of the first moment", check=below_one)
-    lamb_beta2: float = opt(0.999, "LAMB: set the decay of the second moment", check=below_one)
-    lamb_epsilon: float = opt(1e-6, "LAMB: add this constant to the square root of the second moment", check=above(0))
-    lamb_weight_decay: float | None = opt(
-        None,
-        "LAMB: set the weight decay that LAMB itself applies, in addition to --weight-decay (default: 0)",
-        check=at_least(0),
-    )
-    lamb_skip_list: tuple[str, ...] = opt(
-        SKIPPED, "LAMB: apply no trust ratio and no LAMB weight decay to variables whose names contain one of these words"
-    )
-    adam_beta1: float = opt(0.9, "Adam, AdamW: set the decay of the first moment", check=below_one)
-    adam_beta2: float = opt(0.999, "Adam, AdamW: set the decay of the second moment", check=below_one)
-    adam_epsilon: float = opt(1e-7, "Adam, AdamW: add this constant to the square root of the second moment", check=above(0))
     variable_filter: tuple[str, ...] = opt((), "train only variables whose names contain one of these words")
     fit_classifier: bool = opt(
         False,
@@ -520,9 +490,18 @@ class TrainingOptions:
     )
 
     @property
+    def rule(self) -> type[UpdateRule]:
+        """The class of the optimiser."""
+        return UPDATE_RULES[self.optimiser]
+
+    def update_rule(self, global_batch: int) -> UpdateRule:
+        """Return the optimiser with these options."""
+        return self.rule(self, global_batch)
+
+    @property
     def slots(self) -> int:
         """The number of values that training stores for each weight: the optimiser's state, and one average with --ema."""
-        return len(UPDATE_RULES[self.optimiser].slots) + bool(self.ema)
+        return len(self.rule.slots) + bool(self.ema)
 
     @property
     def unscales_in_rate(self) -> bool:
@@ -530,31 +509,12 @@ class TrainingOptions:
 
         The results are the same if the optimiser is linear in the gradient and the loss scale is constant.
         """
-        return UPDATE_RULES[self.optimiser].linear and not self.automatic_loss_scaling
+        return self.rule.linear and not self.automatic_loss_scaling
 
     @property
     def gradient_scale(self) -> float:
         """The factor on the gradients and the state of the optimiser: the loss scale, or 1 if gradients are unscaled."""
         return self.loss_scaling if self.unscales_in_rate else 1.0
-
-    def mean_square_decay(self, global_batch: int) -> float:
-        """Return the decay of RMSprop's mean square; raise OptionError unless it is at least 0 and below 1.
-
-        The decay is --rmsprop-decay, otherwise 1 - global batch x 2^--rmsprop-base-decay-exp, otherwise 0.9.
-        """
-        exponent = self.rmsprop_base_decay_exp
-        if self.rmsprop_decay is not None:
-            return self.rmsprop_decay
-        if exponent is None:
-            return RMSPROP_DECAY
-        share = global_batch * 2.0**exponent
-        if not 0 < share <= 1 or 1 - share == 1:
-            remedy = f"give a {'smaller' if share > 1 else 'larger'} exponent, or --rmsprop-decay"
-            raise OptionError(
-                f"--rmsprop-base-decay-exp {exponent:g}: 1 - global batch x 2^exp = 1 - {global_batch} x {2.0**exponent:.4g}"
-                f" = {1 - share:.4g} must be between 0 and 1; {remedy}"
-            )
-        return 1 - share
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from Datasets.pipeline.mixing import Mixing
 from Datasets.sources.generated import synthetic
 from harness.checkpoints import conversion
 from harness.options.sections import TrainingOptions
-from harness.programs import embedded, losses, optimisers
+from harness.programs import embedded, losses
 from harness.programs.embedded import Batches
 from harness.programs.losses import Loss
 from harness.run.run import Run
@@ -63,7 +63,7 @@ def training_spec(run: Run, recording: bool = False, group: WorkerGroup | None =
         seed=run.seed,
         loss=_loss(run),
         correct=losses.correct,
-        optimiser=optimisers.make(options, run.plan.global_batch),
+        optimiser=options.update_rule(run.plan.global_batch),
         loss_scale=_loss_scale(options),
         weight_decay=options.weight_decay,
         decayed=run.is_decayed,

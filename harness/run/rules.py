@@ -22,9 +22,10 @@ from emulator.plan.number_formats import FP16, FP32
 from emulator.plan.options import DeviceOptions
 from emulator.plan.precision import ALL, FIRST, LAST, is_kernel
 from harness.cluster import membership
+from harness.optimisers._rule import SKIPPED
+from harness.options import update_rules
 from harness.options.releases import vintage
 from harness.options.sections import RECORDED, DatasetOptions, RecipeBatch, RunOptions, flag
-from harness.options.update_rules import SKIPPED, UPDATE_RULES
 from harness.run.data import SPLIT_FOLDERS, family
 from harness.run.run import Run
 from Models import _norms
@@ -59,8 +60,7 @@ def options_without_effect(run: Run) -> Iterator[str]:
     """Warn about options on the command line that have no effect in this run."""
     options = run.options
     fields = {field.name: field for section in options.sections for field in dataclasses.fields(section)}
-    rule = UPDATE_RULES[options.training.optimiser]
-    unread = {name for each in UPDATE_RULES.values() for name in each.options} - {*rule.options}
+    unread = frozenset().union(*update_rules.OPTIONS.values()) - update_rules.OPTIONS[options.training.optimiser]
     norms = {name: kind for kind in _norms.KINDS if kind not in run.norms for name in kind.reads}
     for name, field in fields.items():
         needs = field.metadata.get("needs")
@@ -221,16 +221,10 @@ def _check_parts(option: str, parts: Sequence[str], names: Sequence[str], kind: 
 
 
 def optimiser(run: Run) -> Iterator[str]:
-    """Reject an invalid decay of RMSprop and skip lists that match nothing. Warn about mean squares in FP16."""
+    """Reject options that the optimiser cannot use, and skip lists that match nothing. Warn about mean squares in FP16."""
     training = run.options.training
-    if training.optimiser == "RMSprop":
-        training.mean_square_decay(run.plan.global_batch)
-        if None not in (training.rmsprop_decay, training.rmsprop_base_decay_exp):
-            yield (
-                f"--rmsprop-base-decay-exp {training.rmsprop_base_decay_exp:g} is ignored, because --rmsprop-decay "
-                f"{training.rmsprop_decay:g} sets the decay"
-            )
-    listed = f"{training.optimiser.lower()}_skip_list"
+    yield from training.update_rule(run.plan.global_batch).check()
+    listed = training.rule.skip_list
     if not run.options.sources.get(listed, RECORDED).startswith(RECORDED):
         rows = [f"{v.name}/{row}" for v in run.network.variables if v.proxy for row in TRAINED_PROXY_ROWS]
         names = [*(variable.name for variable in run.network.variables), *rows]
@@ -238,7 +232,7 @@ def optimiser(run: Run) -> Iterator[str]:
     trained = [v for v in run.network.variables if v.trainable and not v.proxy and run.is_trained(v.name)]
     formats = {run.plan.precision.slot_format(variable) for variable in trained}
     coarsest = max(formats, key=lambda each: each.smallest, default=FP32)
-    if run.trains and UPDATE_RULES[training.optimiser].squares and coarsest.smallest > SMALL_MEAN_SQUARE:
+    if run.trains and training.rule.squares and coarsest.smallest > SMALL_MEAN_SQUARE:
         yield (
             f"warning: --optimiser {training.optimiser} keeps mean squares of gradients in {coarsest.name}, which rounds "
             f"values below {coarsest.smallest / 2:.0e} to 0; give --precision 16.32 or --slot-format fp32"
@@ -297,7 +291,7 @@ def label_smoothing(run: Run) -> None:
 def learning_rate(run: Run) -> Iterator[str]:
     """Warn about a rate above all published rates, a rate that is always 0, and a warm-up as long as the run."""
     training = run.options.training
-    published, warmup = UPDATE_RULES[training.optimiser].highest_rate, getattr(run.options.schedule, "warmup_epochs", 0)
+    published, warmup = training.rule.highest_rate, getattr(run.options.schedule, "warmup_epochs", 0)
     if not run.highest_rate:
         yield (
             f"warning: the learning rate is 0 in all updates of the run ({run.length.iterations}), so it learns nothing; "

@@ -16,9 +16,9 @@ from emulator.plan.host_memory import HostMemory
 from emulator.plan.number_formats import FP16
 from emulator.plan.plan import ExecutionPlan
 from harness.cluster.cluster import ALONE, Cluster
+from harness.optimisers._rule import named_by
 from harness.options.releases import version
 from harness.options.sections import RunOptions
-from harness.options.update_rules import named_by
 from harness.run import data
 from harness.run.length import TrainingLength
 from LR_Schedules._schedule import highest
@@ -128,9 +128,8 @@ class Run:
 
     def is_normed(self, name: str) -> bool:
         """Return whether an update needs the norms of a variable and of its gradient."""
-        training = self.options.training
-        skipped = {"LARS": training.lars_skip_list, "LAMB": training.lamb_skip_list}.get(training.optimiser)
-        return skipped is not None and not named_by(skipped)(name)
+        rule = self.options.training.update_rule(self.plan.global_batch)
+        return rule.has_norms and not rule.skips(name)
 
     @cached_property
     def frozen_norms(self) -> frozenset[str]:

@@ -9,13 +9,13 @@ import tensorflow.compat.v1 as tf
 from emulator.native import library
 from emulator.program.runtime import new_graph
 from emulator.program.training_spec import Move
-from harness.programs import optimisers
+from harness.options.sections import TrainingOptions
 
 SHAPES = [(3, 3, 64, 64), (7,), (1, 1, 1, 1), (0, 3), (4097,), (2, 4096)]  # more elements than a part has, fewer, none
 DECAYS = (1e-4, 0.0, 1e-4, 1e-4, 0.0, 0.5)
 SHARES = [0.1, 0.01, 1.0, 0.1, 0.0, 0.1]
 ODD = np.float32([np.inf, -np.inf, np.nan, 0.0, -0.0, 1e-42, -3e38, 3e38])
-RULES = {"momentum": optimisers.Momentum(0.9), "RMSprop": optimisers.RMSprop(0.9, 0.8, 1e-3)}
+RULES = {name: TrainingOptions(optimiser=name, rmsprop_decay=0.9).update_rule(1) for name in ("momentum", "RMSprop")}
 
 
 def drawn(seed: int) -> list[np.ndarray]:

@@ -20,7 +20,7 @@ from emulator.plan.plan import resolve
 from emulator.plan.precision import NAMED, Precision
 from emulator.program.loss_scale import BACK_OFF
 from emulator.program.update import AMAX_DECAY
-from harness.programs.optimisers import Momentum
+from harness.options.sections import TrainingOptions
 
 KINDS = {
     "FP16": np.float16, "BF16": ml_dtypes.bfloat16, "FP32": np.float32, "e4m3fnuz": ml_dtypes.float8_e4m3fnuz,
@@ -60,7 +60,7 @@ def updated(precision: Precision, loss_scale: ipu_utils.LossScale | None = None)
 
     training = ipu_utils.TrainingSpec(
         network=two_layers, plan=plan, seed=1, loss=loss, correct=lambda logits, labels: tf.zeros([BATCH]),
-        optimiser=Momentum(MOMENTUM), loss_scale=loss_scale or ipu_utils.LossScale(SCALE, True), weight_decay=0.0, decayed=lambda name: True,
+        optimiser=TrainingOptions(optimiser="momentum", momentum=MOMENTUM).update_rule(1), loss_scale=loss_scale or ipu_utils.LossScale(SCALE, True), weight_decay=0.0, decayed=lambda name: True,
     )  # fmt: skip
     program = ipu_utils.compile_training(training, ipu_utils.Stream(features))
     scaling = {AMAX_HISTORY: np.float32(LARGEST)} if precision.scaled_kernels else {}

@@ -132,7 +132,7 @@ def test_rmsprop_decay_follows_batch_on_imagenet(words, decay):
     batch = "" if "batch" in words or "mini" in words else "--batch-size 8 --global-batch-size 768"
     parsed = cli.parse(f"{base} {batch} {words}".split(), environ={})
     run = prepare(parsed.options, {}, parsed.notes)
-    assert run.options.training.mean_square_decay(run.plan.global_batch) == decay
+    assert run.options.training.update_rule(run.plan.global_batch).decay == decay
 
 
 @pytest.mark.parametrize("words", [(), ("--dataset", "imagenet")])
