@@ -29,7 +29,7 @@ from weakref import WeakSet
 
 import train as training
 import validation
-from base.errors import Answered, DataError, Failure, HarnessError, OptionError, UserError, WrongInput  # noqa: F401
+from base.errors import Answered, DataError, Failure, HarnessError, Leave, OptionError, UserError, WrongInput  # noqa: F401
 from base.fields import short
 from base.process import command_line, commands, printed, tf_runtime
 from base.process.signals import StopRequest
@@ -391,7 +391,10 @@ def _errors(unnamed: str = "") -> Iterator[None]:
     Messages do not begin with `unnamed`.
     """
     try:
-        yield
+        try:
+            yield
+        except Leave as leave:
+            raise leave.error from None
     except StopRequest as request:
         signal.raise_signal(request.number)  # the signal handlers of the calling program run too
         raise KeyboardInterrupt from None

@@ -22,6 +22,22 @@ class Answered(Exception):
     """The command only asked for information, which has been printed: exit code 0."""
 
 
+class Leave(BaseException):
+    """The end of a command because of `error`, which is reported as usual.
+
+    hinted: whether the log already says how to resume
+    seconds: after so many seconds, the process ends without the interpreter's clean-up; None means with it
+    """
+
+    def __init__(self, error: BaseException, hinted: bool = False, seconds: float | None = None) -> None:
+        """Add to the orders of an earlier Leave, if `error` is one."""
+        earlier = error if isinstance(error, Leave) else None
+        super().__init__(*error.args)
+        self.error = earlier.error if earlier else error
+        self.hinted = hinted or bool(earlier and earlier.hinted)
+        self.seconds = earlier.seconds if earlier and seconds is None else seconds
+
+
 class UserError(Exception):
     """An error with a message for the user; `listed` is printed below the message."""
 

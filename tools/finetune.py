@@ -20,7 +20,7 @@ from typing import Any
 
 import train
 from base import bounds
-from base.errors import OptionError
+from base.errors import Leave, OptionError
 from base.fields import escaped, short
 from base.process import command_line
 from base.process.signals import StopRequest
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
         print(line)
     try:
         code = train.main(replace(call, parsed=parsed).under(_data_options(surveyed)))
-    except StopRequest:
+    except (StopRequest, Leave):
         print(f"Resume:           {hints.command('finetune', *argv)}")
         raise
     if code == 0:

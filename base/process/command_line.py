@@ -116,56 +116,67 @@ def run(
 
     Expected errors are the types `wrong` (exit code 2) and `failures` (exit code 1), signals, missing packages, and errors
     of the operating system and of TensorFlow. `unprintable` is the error handler for characters that standard output
-    cannot encode. If an error has the attribute `ends_process`, the process skips the interpreter's clean-up, sleeps for
-    that number of seconds, then exits.
+    cannot encode. Errors may be raised in a Leave.
     """
-    prog = commands.prog(prog)
+    prog, seconds = commands.prog(prog), None
     early_exit.mark_begun(prog)
     for stream, handling in ((sys.stdout, unprintable), (sys.stderr, "backslashreplace")):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors=handling)  # a run must not fail because a terminal lacks a character
+
+    def call() -> int:
+        nonlocal seconds
+        try:
+            return main(sys.argv[1:] if argv is None else argv)
+        except errors.Answered:
+            return 0
+        except errors.Leave as leave:
+            seconds = leave.seconds
+            raise leave.error from None
+
+    try:
+        code = _code(prog, call, wrong, failures)
+    except Exception as error:
+        if seconds is None:
+            raise
+        traceback.print_exception(error)
+        code = 1
+    if seconds is not None:
+        _end_process(code, seconds)
+    return code
+
+
+def _code(prog: str, call: Callable[[], int], wrong: Errors, failures: Errors) -> int:
+    """Return the exit code of a call. Print expected errors, and raise other errors."""
     try:
         with signals.stoppable() as stop:
             orphans.watch(os.environ)
-            words = sys.argv[1:] if argv is None else argv
             try:
-                try:
-                    code = main(words)
-                except errors.Answered:
-                    code = 0
+                code = call()
                 sys.stdout.flush()  # report a failed write here rather than at interpreter exit
                 return code
             except Exception as error:
                 try:
-                    return _ended(error, _reported(prog, error, wrong, failures))
+                    return _reported(prog, error, wrong, failures)
                 except Exception:
                     stop.raise_if_received()  # a library may have replaced the StopRequest by another error
-                    if _ends_process(error):
-                        traceback.print_exception(error)
-                        _ended(error, 1)
                     raise
     except signals.StopRequest as request:
         with suppress(OSError):
             print(f"{prog}: stopped by {request}", file=sys.stderr)
-        return _ended(request, 128 + request.number)
+        return 128 + request.number
 
 
-def _ends_process(error: BaseException) -> bool:
-    return getattr(error, "ends_process", None) is not None
-
-
-def _ended(error: BaseException, code: int) -> int:
-    """Return the exit code, or end the process with this code if the error has `ends_process`."""
-    if _ends_process(error):
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):  # the stream, or the pipe's reading end, is closed
-                stream.flush()
-        if error.ends_process:
-            with suppress(OSError):
-                wait = f"import time; time.sleep({error.ends_process}); raise SystemExit({code})"
-                os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", wait])
-        os._exit(code)
-    return code
+def _end_process(code: int, seconds: float) -> NoReturn:
+    """End the process after some seconds, without the interpreter's clean-up."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # the stream, or the pipe's reading end, is closed
+            stream.flush()
+    if seconds:
+        with suppress(OSError):
+            wait = f"import time; time.sleep({seconds}); raise SystemExit({code})"
+            os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", wait])
+    os._exit(code)
 
 
 def escaped_message(text: object) -> str:

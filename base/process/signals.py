@@ -38,7 +38,6 @@ class StopRequest(BaseException):
             signal.Signals(number).name if instance is None else f"instance {instance}, which received a signal"
         )
         self.number = number
-        self.hinted = False  # whether the log already says how to resume
 
 
 def for_others(number: int) -> int:

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from base import plugins
+from base.errors import Leave
 from base.process import command_line, commands
 from base.process.signals import StopRequest
 from harness.cluster.membership import call_is_of_later_instance, under_poprun
@@ -61,12 +62,12 @@ def repeatable(call: Call, state: str, label: str, alone: bool = False) -> Itera
     """
     try:
         yield
-    except StopRequest as request:
-        if not request.hinted and not call_is_of_later_instance(call):
-            request.hinted = True
+    except (StopRequest, Leave) as stop:
+        leave = Leave(stop)
+        if isinstance(leave.error, StopRequest) and not leave.hinted and not call_is_of_later_instance(call):
             again = repeating(call) if alone or not under_poprun(os.environ) else "repeat the call of poprun"
             print(f"{state}\n{label + ':':<16} {again}")
-        raise
+        raise Leave(leave, hinted=True) from None
 
 
 def resumable(call: Call, alone: bool = True) -> AbstractContextManager[None]:

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from base.bounds import json_value
-from base.errors import OptionError
+from base.errors import Leave, OptionError
 from base.process import commands, tf_runtime
 from base.process.signals import Signals, StopRequest, for_others
 from emulator.plan import machine
@@ -71,12 +71,11 @@ class Team:
         try:
             self._leave(error)
         except StopRequest as request:  # The launcher noticed a lost instance before the heartbeat, and sent a signal.
-            request.hinted = request.hinted or self._call_before_exit(str(request))
-            request.ends_process = 0
-            raise
+            raise Leave(request, hinted=self._call_before_exit(str(request)), seconds=0) from None
 
-    def _leave(self, error: BaseException | None) -> None:
+    def _leave(self, ending: BaseException | None) -> None:
         """End this instance: inform the other running instances, and wait for them if necessary."""
+        error = ending.error if isinstance(ending, Leave) else ending
         if self.agreed_to_stop and error is not None:
             try:
                 self.shut_down()
@@ -96,16 +95,15 @@ class Team:
         self._heartbeat.stop()
         if error is not None and not self.agreed_to_stop:
             # End without closing the session. Closing would wait for other instances, and these wait for this one.
-            error.ends_process = self._pause_at_end()
             time.sleep(_LAST_FETCH)
         if self.is_peer_failure(error):
             from harness.processes import heartbeat
 
             reason = self._why_lost(error)
             self._call_before_exit(reason)
-            lost = heartbeat.PeerError(reason)
-            lost.ends_process = 0
-            raise lost from error
+            raise Leave(heartbeat.PeerError(reason), seconds=0) from error
+        if error is not None and not self.agreed_to_stop:
+            raise Leave(ending, seconds=self._pause_at_end()) from error
 
     def _pause_at_end(self) -> float:
         """Return how many seconds to wait before this failed instance ends.

@@ -13,7 +13,7 @@ from platform import node
 from typing import Any
 
 from base import bounds
-from base.errors import WrongInput
+from base.errors import Leave, WrongInput
 from base.process import tf_runtime
 from base.process.signals import Signals, StopRequest
 from base.storage import locks
@@ -126,8 +126,8 @@ def open_run(run: Run, team: Team, folder: Path, resumed: Checkpoint | None, cal
                 stopped(reason, *(remedies or _skip_more_records(tf_runtime.data_error(error) or "", run)))
             elif isinstance(error, WrongInput):
                 lines.file_only(f"error: {error}")
-            if isinstance(error, StopRequest):
-                error.hinted = bool(writer.latest)
+            if isinstance(error, StopRequest) and writer.latest:
+                raise Leave(error, hinted=True) from None
             raise
         finally:
             if not team_reports:
