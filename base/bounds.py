@@ -44,12 +44,6 @@ def elements(name: str, shape: Any, most: int) -> int:
     return math.prod(shape)
 
 
-def check_filled(name: str, shape: Any, each: int, size: int, most: int) -> None:
-    """Raise ValueError unless an array of this shape with `each` bytes per element has `size` bytes, at most `most`."""
-    if elements(name, shape, most // each) * each != size:
-        raise ValueError(f"{name} has the shape {short(shape)}, {each} bytes per element, but its data have {size:,} bytes")
-
-
 def total(sizes: Sequence[int], most: int, what: str) -> None:
     """Raise ValueError if the sizes add up to more than `most` bytes; the message begins with `what`."""
     if sum(sizes) > most:

@@ -57,26 +57,25 @@ def resolve(
     `recorded` are the options of an earlier run, which override the defaults; `record` is the file that contains them.
     `dataset` is the data set if the call names none. Without it, such a call raises OptionError.
     """
-    origin = f"{RECORDED} ({record})" if record else RECORDED
-    main, block = _main_values(call, recorded, origin)
-    begins_with = _chosen(call, block, "init_path") if not recorded else None
+    origin, block = f"{RECORDED} ({record})" if record else RECORDED, chosen_config(call)
+    begins_with = None if recorded else _first("init_path", call, block).value
     if begins_with:
-        recorded = _network_of(begins_with, main["model"], _chosen(call, block, "model_size"))
-        origin = f"--init-path {begins_with}"
-        main, block = _main_values(call, recorded, origin)
-    model = plugins.load("Models", main["model"].value, main["model"].where)
-    schedule = plugins.load("LR_Schedules", main["lr_schedule"].value, main["lr_schedule"].where)
+        recorded, origin = _network_of(begins_with, call, block), f"--init-path {begins_with}"
+    chosen = {name: _first(name, call, block, recorded, origin) for name in ("model", "lr_schedule")}
+    chosen = {name: GivenValue(str(each.value).lower(), each.where) for name, each in chosen.items()}
+    model = plugins.load("Models", chosen["model"].value, chosen["model"].where)
+    schedule = plugins.load("LR_Schedules", chosen["lr_schedule"].value, chosen["lr_schedule"].where)
     known = catalogue(model.Options, schedule.Options, call.script)
     layers = [from_call(known, call)]
     if block:
         layers.append(from_config(known, block))
     if recorded:
-        layers.append(from_record(known, recorded, origin, main["model"]))
+        layers.append(from_record(known, recorded, origin, chosen["model"]))
     given = option_values.merged(known, layers)
     if recorded and recorded.get("precision") and given.values.get("precision") == FASTEST:
-        given = given.joined({"precision": recorded["precision"]}, {"precision": origin})  # a resumed run keeps its bits
+        given = given.with_values({"precision": recorded["precision"]}, origin)  # a resumed run keeps its bits
     given = option_values.with_older_meanings(given, known, schedule)
-    given = given.joined({"model": main["model"].value, "lr_schedule": main["lr_schedule"].value})
+    given = given.with_values({name: each.value for name, each in chosen.items()})
     if block:
         given = option_values.with_block_completed(given, block)
     given, recipe = option_values.with_vintage(given, known, block), None
@@ -101,13 +100,21 @@ def resolve(
     return Parsed(dataclasses.replace(options, values_release=release, recipe=recipe), notes, known)
 
 
-def _chosen(call: Call, block: Block | None, name: str) -> str | None:
-    """Return the value of an option of train.py in the call, or otherwise in the configuration."""
-    entry = block.entries.get(name) if block else None
-    return call.argument(name) or (str(entry.value) if entry and entry.value is not None else None)
+def _first(
+    name: str, call: Call, block: Block | None, recorded: Mapping[str, Any] | None = None, origin: str = ""
+) -> GivenValue:
+    """Return the value of an option in the call, the configuration, the record or MainOptions, before it is converted."""
+    if argument := call.argument(name):
+        return GivenValue(argument, f"{COMMAND_LINE}: {flag(name)}")
+    for key, entry in block.entries.items() if block else ():
+        if key.replace("-", "_") == name and entry.value is not None:
+            return GivenValue(entry.value, entry.where)
+    if recorded and recorded.get(name):
+        return GivenValue(recorded[name], origin)
+    return GivenValue(getattr(MainOptions(), name, None), "default")
 
 
-def _network_of(weights: str, chosen: GivenValue, size: str | None) -> dict[str, Any]:
+def _network_of(weights: str, call: Call, block: Block | None) -> dict[str, Any]:
     """Return the recorded options of the network of some weights, and of the normalisation of images.
 
     Return {} if nothing is recorded, or if this call chooses another model or another size of the default model.
@@ -117,8 +124,10 @@ def _network_of(weights: str, chosen: GivenValue, size: str | None) -> dict[str,
     recorded: dict[str, Any] = {}
     with suppress(WrongInput, OSError):  # reading the weights reports the error later
         recorded = run_record.options(find.run_folder(Path(weights)))
-    other_size = size is not None and size.upper() != str(recorded.get("model_size")).upper()
-    if not recorded.get("model") or (other_size if chosen.where == "default" else chosen.value != recorded["model"]):
+    model, size = _first("model", call, block), _first("model_size", call, block).value
+    other_size = size is not None and str(size).upper() != str(recorded.get("model_size")).upper()
+    other_model = str(model.value).lower() != recorded.get("model")
+    if not recorded.get("model") or (other_size if model.where == "default" else other_model):
         return {}
     own = {field.name for field in dataclasses.fields(plugins.load("Models", recorded["model"]).Options)}
     return {name: value for name, value in recorded.items() if name in {"model", *own, *NORMALISATION}}
@@ -151,28 +160,6 @@ def explain(options: RunOptions) -> str:
     first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
     second = min(second, 36)
     return "\n".join(f"{name:<{first}}  {value:<{second}}  {source}" for name, value, source in rows)
-
-
-def _main_values(call: Call, recorded: Mapping[str, Any] | None, origin: str) -> tuple[dict[str, GivenValue], Block | None]:
-    """Return --model, --lr-schedule and other options that decide which options exist, and the configuration."""
-    found = {
-        name: GivenValue(call.argument(name), f"{COMMAND_LINE}: {flag(name)}")
-        for name in ("model", "lr_schedule", "config", "config_path", "release")
-        if call.arguments(name)
-    }
-    wanted = ("model", "lr_schedule")
-    chosen = chosen_config(found)
-    if chosen:
-        block = {key.replace("-", "_"): entry for key, entry in chosen.entries.items()}
-        for name in wanted:
-            if name in block and block[name].value is not None and name not in found:
-                found[name] = GivenValue(block[name].value, block[name].where)
-    for name in wanted:
-        if name not in found and recorded and recorded.get(name):
-            found[name] = GivenValue(recorded[name], origin)
-        found.setdefault(name, GivenValue(getattr(MainOptions(), name), "default"))
-        found[name] = GivenValue(str(found[name].value).lower(), found[name].where)
-    return found, chosen
 
 
 def _assemble(plugin_options: Mapping[str, type], known: Catalogue, given: OptionValues) -> RunOptions:

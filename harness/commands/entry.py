@@ -58,11 +58,9 @@ def _prepared(parsed: Parsed, origin: Origin, training: bool) -> tuple[Run, list
     notes = (*parsed.notes, *origin.check_source(parsed.options))
     run = prepare(parsed.options, os.environ, notes, training=training, total_replicas=origin.total_replicas, here=True)
     other_data = (*_other_names(run, origin), *(() if training else other_images(run, origin.recorded)))
-    run = replace(run, notes=(*run.notes, *other_data))
     warnings = origin.check_run(run)
-    if not run.options.dataset.dataset_benchmark:
-        run = _checked(run)
-    return run, warnings
+    memory = () if run.options.dataset.dataset_benchmark else _memory_warnings(run)
+    return replace(run, notes=(*run.notes, *other_data, *memory)), warnings
 
 
 def _answer(run: Run, warnings: list[str], origin: Origin, training: bool, compiled: Callable[[Run], None] | None) -> None:
@@ -144,13 +142,12 @@ def _other_names(run: Run, origin: Origin) -> list[str]:
     ]
 
 
-def _checked(run: Run) -> Run:
-    """Return the run, with a warning if it may exceed the memory of the host. Raise OptionError if it certainly does."""
+def _memory_warnings(run: Run) -> list[str]:
+    """Return a warning if the run may exceed the memory of the host. Raise OptionError if it certainly does."""
     try:
-        warnings = rules.check_host_memory(run, host_limits.limits())
+        return rules.check_host_memory(run, host_limits.limits())
     except OptionError as error:
         main = run.options.main
         if not (main.dry_run or main.summary or run.options.device.compile_only):
             raise
-        warnings = [f"warning: {error}"]
-    return replace(run, notes=(*run.notes, *warnings))
+        return [f"warning: {error}"]

@@ -6,8 +6,9 @@ their field.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from base import plugins
@@ -41,25 +42,32 @@ BATCH = ("micro_batch_size", ACCUMULATION, "replicas", "global_batch_size")
 class OptionValues:
     """The values of options by name.
 
-    sources: where each value comes from, if it is not the default of its field
-    spellings: the spelling that the user wrote for each option
+    found: each value, and where it comes from; "" for the default of its field
     overridden: options that are ignored, because a given option excludes them
     notes: lines for the user
     """
 
-    values: Mapping[str, Any] = field(default_factory=dict)
-    sources: Mapping[str, str] = field(default_factory=dict)
-    spellings: Mapping[str, str] = field(default_factory=dict)
+    found: Mapping[str, GivenValue] = field(default_factory=dict)
     overridden: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
 
-    def joined(
-        self, values: Mapping[str, Any], sources: Mapping[str, str] | None = None, notes: Iterable[str] = ()
-    ) -> OptionValues:
-        """Return a copy with these values, sources and notes added."""
-        return replace(
-            self, values={**self.values, **values}, sources={**self.sources, **(sources or {})}, notes=(*self.notes, *notes)
-        )
+    @cached_property
+    def values(self) -> Mapping[str, Any]:
+        """The value of each option."""
+        return {name: given.value for name, given in self.found.items()}
+
+    @cached_property
+    def sources(self) -> Mapping[str, str]:
+        """Where each value comes from, if it is not the default of its field."""
+        return {name: given.where for name, given in self.found.items() if given.where}
+
+    def with_values(self, values: Mapping[str, Any], where: str = "", *notes: str) -> OptionValues:
+        """Return a copy with more values and notes. Without `where`, options keep their source."""
+        added = {
+            name: GivenValue(value, where or self.sources.get(name, ""), getattr(self.found.get(name), "spelling", ""))
+            for name, value in values.items()
+        }
+        return replace(self, found={**self.found, **added}, notes=(*self.notes, *notes))
 
 
 def merged(known: Catalogue, layers: Sequence[OptionSource]) -> OptionValues:
@@ -67,28 +75,23 @@ def merged(known: Catalogue, layers: Sequence[OptionSource]) -> OptionValues:
 
     Raise OptionError if one layer has options that exclude each other.
     """
-    higher = OptionValues()
+    found: dict[str, GivenValue] = {}
+    dropped: set[str] = set()
     for layer in layers:
         if layer.source != RECORDED:
             check_exclusive(known, layer)
-        won = {n: given for n, given in layer.values.items() if n not in higher.values and n not in higher.overridden}
-        values = {name: given.value for name, given in won.items()}
-        joined = higher.joined(values, {name: _source(layer, given) for name, given in won.items()}, layer.notes)
-        spellings = {**higher.spellings, **{name: given.spelling for name, given in won.items()}}
-        dropped = higher.overridden | (overridden(values) - joined.values.keys())
-        higher = replace(joined, spellings=spellings, overridden=dropped)
-    return higher
-
-
-def _source(layer: OptionSource, given: GivenValue) -> str:
-    return f"{layer.source} ({given.where})" if layer.source.startswith(CONFIGURATION) else given.where
+        won = {name: given for name, given in layer.values.items() if name not in found and name not in dropped}
+        by_config = layer.source.startswith(CONFIGURATION)
+        found |= {n: replace(each, where=f"{layer.source} ({each.where})") if by_config else each for n, each in won.items()}
+        dropped |= overridden({name: given.value for name, given in won.items()}) - found.keys()
+    return OptionValues(found, frozenset(dropped), tuple(note for layer in layers for note in layer.notes))
 
 
 def with_older_meanings(given: OptionValues, known: Catalogue, schedule: Schedule) -> OptionValues:
     """Add the values that older spellings of the schedule's options, or the release, imply, and a note."""
     if not hasattr(schedule, "meant_with"):
         return given
-    spelling, meant = schedule.meant_with(given.spellings, given.values)
+    spelling, meant = schedule.meant_with({name: each.spelling for name, each in given.found.items()}, given.values)
     if not meant:
         return given
     missing = {name: value for name, value in meant.items() if name not in given.values and name not in given.overridden}
@@ -96,7 +99,7 @@ def with_older_meanings(given: OptionValues, known: Catalogue, schedule: Schedul
     values_text = ", ".join(f"{known.options[name].flag} {value:g}" for name, value in missing.items() if value is not True)
     curve = f"{word} selects the curve of the first releases{': ' + values_text if values_text else ''}"
     note = f"{curve}; log rows show the learning rate of their first update"
-    return given.joined(missing, dict.fromkeys(missing, f"default with {word}"), [note])
+    return given.with_values(missing, f"default with {word}", note)
 
 
 def with_block_completed(given: OptionValues, block: Block) -> OptionValues:
@@ -106,23 +109,20 @@ def with_block_completed(given: OptionValues, block: Block) -> OptionValues:
     """
     values, sources = given.values, given.sources
     if block.release:
-        if "@" in block.name:
-            given = given.joined({"release": block.release}, {"release": sources.get("release", sources["config"])})
-        else:
-            given = given.joined(
-                {}, {"release": f"default; the values are from {block.release}, the last release with {block.name}"}
-            )
+        where = f"default; the values are from {block.release}, the last release with {block.name}"
+        named = "@" in block.name
+        where = sources.get("release", sources["config"]) if named else where
+        given = given.with_values({"release": block.release if named else values.get("release")}, where)
         if "frozen_norm_statistics" not in values:
-            usual = f"default of release {block.release}"
-            given = given.joined({"frozen_norm_statistics": "batch"}, {"frozen_norm_statistics": usual})
+            given = given.with_values({"frozen_norm_statistics": "batch"}, f"default of release {block.release}")
     stages = values.get("shards", 1)
-    own = all(sources.get(name, "").startswith("configuration") for name in ("pipeline", "shards"))
+    own = all(sources.get(name, "").startswith(CONFIGURATION) for name in ("pipeline", "shards"))
     if not own or not values["pipeline"] or stages <= 1 or "pipeline_splits" in values:
         return given
-    return given.joined(
+    return given.with_values(
         {"pipeline_splits": ("auto",)},
-        {"pipeline_splits": f"configuration {block.name} has none"},
-        [f"configuration {block.name} has {stages} stages but no pipeline_splits, so --pipeline-splits auto is used"],
+        f"configuration {block.name} has none",
+        f"configuration {block.name} has {stages} stages but no pipeline_splits, so --pipeline-splits auto is used",
     )
 
 
@@ -135,14 +135,14 @@ def with_vintage(given: OptionValues, known: Catalogue, block: Block | None) -> 
     if release not in VINTAGES and not (block and block.release) and where.startswith((COMMAND_LINE, CONFIGURATION)):
         near = plugins.did_you_mean(release, list(VINTAGES))
         raise OptionError(f"{where}: no release '{short(release)}'{near}", f"Available: {', '.join(VINTAGES)}")
-    how, source, notes = vintage(release), f"default of release {release}", []
+    how, notes = vintage(release), []
     defaults = {"cutmix_version": how.cutmix_version, "frozen_norm_statistics": "batch"} if release in VINTAGES else {}
     meant: dict[str, Any] = {name: value for name, value in defaults.items() if name not in values}
     warms_up = "warmup_epochs" in known.options and values.get("warmup_epochs") != 0
     if not how.warms_up_iterations and values.get("iterations") and warms_up:
         meant["warmup_epochs"] = 0.0
         notes.append(f"the run has no warm-up, because release {release} had no warm-up with --iterations")
-    return given.joined(meant, dict.fromkeys(meant, source), notes)
+    return given.with_values(meant, f"default of release {release}", *notes)
 
 
 def with_model_defaults(
@@ -158,7 +158,7 @@ def with_model_defaults(
         if usual_dataset is None:
             raise
         dataset, inferred = usual_dataset, f"{COMMAND_LINE}: --dataset"
-    given = given.joined({"dataset": dataset}, {"dataset": inferred} if inferred else {})
+    given = given.with_values({"dataset": dataset}, inferred or "")
     family = data.family(dataset)
     optimiser = values.get("optimiser", known.options["optimiser"].default)
     exponents, rule = model.LEARNING_RATE_EXPONENTS[family], UPDATE_RULES[optimiser].defaults
@@ -167,14 +167,15 @@ def with_model_defaults(
     decided = (set(group) for group in GROUPS if any(values.get(name) for name in group))
     dropped = given.overridden.union(*decided)
     missing = {n: value for n, value in defaults.items() if n in known.options and values.get(n) is None}
-    off = {n: False if known.options[n].base is bool else None for n in missing if n in dropped}
-    usual = f"default of {values['model']} on {family}-sized data"
-    origins = {n: f"default of {optimiser}" if n in rule else usual for n in missing if n not in dropped}
-    given = replace(given.joined({**missing, **off}, origins), overridden=dropped)
+    given = replace(given, overridden=dropped)
+    for name, value in missing.items():
+        usual = f"default of {optimiser}" if name in rule else f"default of {values['model']} on {family}-sized data"
+        off = False if known.options[name].base is bool else None
+        given = given.with_values({name: off}) if name in dropped else given.with_values({name: value}, usual)
     if "model_size" not in known.options:
         return given
     size = _model_size(model, family, given.values["model_size"], given.sources)
-    return given.joined({"model_size": size})
+    return given.with_values({"model_size": size})
 
 
 def recipe_batch(
@@ -183,7 +184,7 @@ def recipe_batch(
     """Return the batch of a configuration as it would be without the batch options of the command line, layers[0]."""
     others = {name: value for name, value in layers[0].values.items() if name not in BATCH}
     usual = merged(known, [replace(layers[0], values=others), *layers[1:]])
-    usual = usual.joined({name: given.values[name] for name in ("model", "dataset")})
+    usual = usual.with_values({name: given.values[name] for name in ("model", "dataset")})
     micro, accumulation, replicas, size = map(with_model_defaults(usual, known, model, environ).values.get, BATCH)
     size = size or micro * (accumulation or 1) * (replicas or 1)
     return RecipeBatch(name=given.values["config"], size=size, replicas=replicas or 1)
@@ -200,7 +201,7 @@ def with_data_defaults(given: OptionValues, block: Block | None) -> OptionValues
     of_others = block is not None and (named is None or dataset != str(named.value).lower())
     if not precision or "precision" in values or of_others or with_trait(HALVES) & values.keys():
         return given
-    return given.joined({"precision": precision}, {"precision": f"default of --dataset {dataset}"})
+    return given.with_values({"precision": precision}, f"default of --dataset {dataset}")
 
 
 def _model_size(model: Model, family: str, size: Any, sources: Mapping[str, str]) -> Any:

@@ -529,10 +529,7 @@ class CheckpointOptions:
         0.0, "save no checkpoint before this epoch", check=at_least(0), traits=(LENGTH,), needs=checkpoints
     )
     ckpt_all_instances: bool = opt(
-        False,
-        "save checkpoints in every process (instance), each in its own folder",
-        bare="true",
-        needs=several_processes,
+        False, "save checkpoints in every process (instance), each in its own folder", bare="true", needs=several_processes
     )
     max_ckpts_to_keep: int | None = opt(
         None, "keep only the N newest checkpoints (default: all)", check=at_least(1), needs=checkpoints
@@ -585,16 +582,10 @@ class CheckpointOptions:
         scripts=("inference_embedded",),
      traits=(ONE_CALL,))  # fmt: skip
     force_recompile: bool = opt(
-        False,
-        "rebuild the inference program even if its file exists",
-        scripts=("inference_embedded",),
-        traits=(ONE_CALL,),
+        False, "rebuild the inference program even if its file exists", scripts=("inference_embedded",), traits=(ONE_CALL,)
     )
     tmp_execs: bool = opt(
-        False,
-        "store the inference program in a temporary file",
-        scripts=("inference_embedded",),
-        traits=(ONE_CALL,),
+        False, "store the inference program in a temporary file", scripts=("inference_embedded",), traits=(ONE_CALL,)
     )
     inference: bool = opt(
         False,
@@ -624,10 +615,7 @@ class CheckpointOptions:
         traits=(ONE_CALL,),
     )
     latency: bool = opt(
-        False,
-        "measure the latency of validation, one batch at a time",
-        traits=(ONE_CALL,),
-        needs=option("validation"),
+        False, "measure the latency of validation, one batch at a time", traits=(ONE_CALL,), needs=option("validation")
     )
 
 
@@ -695,11 +683,7 @@ class LoggingOptions:
     )
     wandb_project: str = opt("tf-cnn", "set the project in Weights & Biases", traits=(PER_INSTANCE,), needs=option("wandb"))
     wandb_id: str | None = opt(
-        None,
-        "continue this run in Weights & Biases",
-        scripts=("restore",),
-        traits=(PER_INSTANCE,),
-        needs=option("wandb"),
+        None, "continue this run in Weights & Biases", scripts=("restore",), traits=(PER_INSTANCE,), needs=option("wandb")
     )
     mlflow: bool = opt(
         False,

@@ -123,17 +123,18 @@ def _agreed(option: Option, spellings: Mapping[str, GivenValue]) -> GivenValue:
     return above[0]
 
 
-def chosen_config(main: Mapping[str, GivenValue]) -> Block | None:
+def chosen_config(call: Call) -> Block | None:
     """Return the configuration of --config, or None."""
-    if "config" not in main and "config_path" not in main:
+    name, path = call.argument("config"), call.argument("config_path")
+    if name is None and path is None:
         return None
     from harness.options import configs  # late, because it imports yaml
 
-    path = main["config_path"].value if "config_path" in main else str(DEFAULT_CONFIG_PATH)
-    if "config" not in main:
+    path = str(DEFAULT_CONFIG_PATH) if path is None else path
+    if name is None:
         names = configs.ConfigFile(path).available()
         raise OptionError(f"--config-path {path} needs --config with a name in the file", names)
-    return configs.choose(path, main["config"].value, main["release"].value if "release" in main else None)
+    return configs.choose(path, name, call.argument("release"))
 
 
 def from_config(known: Catalogue, block: Block) -> OptionSource:
