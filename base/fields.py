@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 NOW, HINT = "now", "hint"
@@ -50,6 +51,12 @@ def opt(default: Any, help: str, **meta: Any) -> Any:
     if unknown := meta.keys() - META.keys():
         raise TypeError(f"an option has no {', '.join(sorted(unknown))}")
     return dataclasses.field(default=default, metadata={**META, "help": help, **meta})
+
+
+# `opt` with the traits of many options
+one_call, per_instance, timing = (partial(opt, traits=(trait,)) for trait in (ONE_CALL, PER_INSTANCE, LENGTH))
+on_host, local = partial(opt, traits=(NOT_IN_GRAPH,)), partial(opt, traits=(NOT_IN_GRAPH, PER_INSTANCE))
+halves, training_only = partial(opt, traits=(HALVES,)), partial(opt, traits=(TRAINING_ONLY,))
 
 
 def whole_number(text: str) -> int:

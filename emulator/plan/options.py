@@ -7,7 +7,23 @@ from typing import Any
 
 from base import plugins
 from base.conditions import half_precision, option, several_processes, several_replicas, several_stages
-from base.fields import HALVES, HINT, LENGTH, NOT_IN_GRAPH, ONE_CALL, PER_INSTANCE, TRAINING_ONLY, at_least, between, opt
+from base.fields import (
+    HALVES,
+    HINT,
+    LENGTH,
+    NOT_IN_GRAPH,
+    ONE_CALL,
+    PER_INSTANCE,
+    TRAINING_ONLY,
+    at_least,
+    between,
+    halves,
+    local,
+    on_host,
+    opt,
+    per_instance,
+    training_only,
+)
 from emulator.plan import number_formats
 from emulator.plan.schedules import SCHEDULES
 
@@ -59,55 +75,42 @@ def _device_ids(values: tuple[str, ...]) -> str | None:
 class DeviceOptions:
     """Device layer"""
 
-    shards: int = opt(
-        1,
-        "split each replica over N IPUs; each IPU computes one stage of the network",
-        check=at_least(1),
-        traits=(TRAINING_ONLY,),
+    shards: int = training_only(
+        1, "split each replica over N IPUs; each IPU computes one stage of the network", check=at_least(1)
     )
-    replicas: int = opt(1, "train N data-parallel copies of the model", check=at_least(1), traits=(TRAINING_ONLY,))
-    pipeline: bool = opt(
-        False, "run the stages as a pipeline, which works on several micro-batches at once", traits=(TRAINING_ONLY,)
-    )
-    pipeline_splits: tuple[str, ...] = opt(
+    replicas: int = training_only(1, "train N data-parallel copies of the model", check=at_least(1))
+    pipeline: bool = training_only(False, "run the stages as a pipeline, which works on several micro-batches at once")
+    pipeline_splits: tuple[str, ...] = training_only(
         (),
         "begin the 2nd, 3rd, ... stage at these blocks of layers (--dry-run prints their names); auto makes stages of"
         " about equal cost",
         aliases=("pipeline_split",),
-        traits=(TRAINING_ONLY,),
         needs=several_stages,
     )
-    pipeline_schedule: str = opt(
+    pipeline_schedule: str = training_only(
         "Interleaved",
         "choose the order of the forward and backward passes in the pipeline",
         choices=tuple(SCHEDULES),
-        traits=(TRAINING_ONLY,),
         needs=several_stages,
     )
-    sharding_include_filter: tuple[str, ...] = opt(
+    sharding_include_filter: tuple[str, ...] = training_only(
         (),
         "if the splits are automatic, split only before blocks of layers whose names contain one of these words",
-        traits=(TRAINING_ONLY,),
         needs=several_stages,
     )
-    sharding_exclude_filter: tuple[str, ...] = opt(
+    sharding_exclude_filter: tuple[str, ...] = training_only(
         (),
         "if the splits are automatic, never split before blocks of layers whose names contain one of these words",
-        traits=(TRAINING_ONLY,),
         needs=several_stages,
     )
-    enable_recomputation: bool = opt(
-        False,
-        "save memory: recompute activations in the backward pass",
-        aliases=("xla_recompute", "enable_recompute"),
-        traits=(TRAINING_ONLY,),
+    enable_recomputation: bool = training_only(
+        False, "save memory: recompute activations in the backward pass", aliases=("xla_recompute", "enable_recompute")
     )
-    fold: str = opt(
+    fold: str = training_only(
         "auto",
         "speed up the emulation: compute N micro-batches in one pass through the network; auto chooses N",
         check=_fold,
         read=str.lower,
-        traits=(TRAINING_ONLY,),
     )
     fold_memory: int = opt(
         1024,
@@ -140,31 +143,27 @@ class DeviceOptions:
         "--precision)",
         TRAINING_ONLY,
     )
-    weight_bias: int | None = opt(
-        None, "set the exponent bias of --weight-format (default: the format's usual bias)", traits=(HALVES,)
-    )
-    activation_bias: int | None = opt(
-        None, "set the exponent bias of --activation-format (default: the format's usual bias)", traits=(HALVES,)
+    weight_bias: int | None = halves(None, "set the exponent bias of --weight-format (default: the format's usual bias)")
+    activation_bias: int | None = halves(
+        None, "set the exponent bias of --activation-format (default: the format's usual bias)"
     )
     gradient_bias: int | None = opt(
         None,
         "set the exponent bias of --gradient-format (default: the format's usual bias)",
         traits=(HALVES, TRAINING_ONLY),
     )
-    format_scaling: str = opt(
+    format_scaling: str = halves(
         "fixed",
         "choose the range of the formats in convolutions and dense layers: fixed by the bias, or scaled for each "
         "tensor by a power of two that follows its largest value so far (maximum)",
         bare="maximum",
         choices=("fixed", "maximum"),
-        traits=(HALVES,),
     )
-    format_for: tuple[str, ...] = opt(
+    format_for: tuple[str, ...] = halves(
         (),
         "set the number format of single layers, as LAYER=FORMAT, such as Stem=fp16 or last=fp32 (default with 8.16 "
         "and 8.32: first=fp16 last=fp16)",
         check=_layer_formats,
-        traits=(HALVES,),
     )
     accumulator_format: str | None = _format_option(
         "set the number format of accumulated gradients (default: the format of layer results)",
@@ -178,77 +177,61 @@ class DeviceOptions:
         "set the number format of the optimiser's state, such as momentum (default: the format of the weights)",
         TRAINING_ONLY,
     )
-    native_arithmetic: bool | None = opt(
+    native_arithmetic: bool | None = halves(
         None,
         "with bf16.32 and bf16.16, multiply in the processor's BF16 units; they add in another order, so results differ "
         "slightly (default: if the processor has such units)",
-        traits=(HALVES,),
     )
-    stochastic_rounding: str = opt(
+    stochastic_rounding: str = halves(
         "ON",
         "choose what is rounded at random: half-precision weights and optimiser state in updates (ON, update), every "
         "result (all), or nothing (OFF); with 16.32, an explicit ON means all",
         bare="ON",
         choices=("ON", "ON_prng_stable", "RI_prng_stable", "OFF", "update", "all"),
         off="OFF",
-        traits=(HALVES,),
     )
-    fp32_accumulators: bool = opt(
-        False,
-        "accumulate gradients in FP32, even if they are computed in half precision",
-        traits=(HALVES,),
-        needs=half_precision,
+    fp32_accumulators: bool = halves(
+        False, "accumulate gradients in FP32, even if they are computed in half precision", needs=half_precision
     )
-    saturate_on_overflow: bool = opt(
-        False, "on overflow, use the largest finite number instead of NaN", traits=(HALVES,), needs=half_precision
+    saturate_on_overflow: bool = halves(
+        False, "on overflow, use the largest finite number instead of NaN", needs=half_precision
     )
     fp_exceptions: bool = opt(
         False, "stop at the first invalid operation, division by zero or overflow, and report its layer and update"
     )
-    seed: int | None = opt(
+    seed: int | None = on_host(
         None,
         "set the seed of all random numbers (default: a random seed, which is printed and recorded)",
         check=between(0, 2**63 - 1),
-        traits=(NOT_IN_GRAPH,),
     )
-    identical_replica_seeding: bool = opt(
-        False,
-        "use the same random numbers on the device in all replicas",
-        traits=(TRAINING_ONLY,),
-        needs=several_replicas,
+    identical_replica_seeding: bool = training_only(
+        False, "use the same random numbers on the device in all replicas", needs=several_replicas
     )
-    BN_span: int = opt(
-        1, "compute batch-norm statistics over groups of N replicas", check=at_least(1), traits=(TRAINING_ONLY,)
-    )
+    BN_span: int = training_only(1, "compute batch-norm statistics over groups of N replicas", check=at_least(1))
     device: str = opt(
         "auto", "choose the processor that computes; auto uses GPUs if there are any", choices=("auto", "cpu", "gpu")
     )
-    select_ipu: tuple[str, ...] = opt(
+    select_ipu: tuple[str, ...] = per_instance(
         ("AUTO",),
         "choose the emulated device for training, and optionally another device for validation; gc-info -l lists the ids",
         aliases=("select_ipus",),
         check=_device_ids,
         read=str.upper,
-        traits=(PER_INSTANCE,),
     )
     compile_only: bool = opt(False, "build the programs, print their sizes, then stop", traits=(ONE_CALL, NOT_IN_GRAPH))
-    executable_cache: bool = opt(
-        True,
-        "compile programs in every call; neither read nor write the cache of compiled programs",
-        traits=(NOT_IN_GRAPH, PER_INSTANCE),
+    executable_cache: bool = local(
+        True, "compile programs in every call; neither read nor write the cache of compiled programs"
     )
-    executable_cache_path: str | None = opt(
+    executable_cache_path: str | None = local(
         None,
         "keep compiled programs in this folder (default: the folder in TF_POPLAR_FLAGS, or else a folder in the "
         "user's cache)",
-        traits=(NOT_IN_GRAPH, PER_INSTANCE),
         needs=option("executable_cache"),
     )
-    executable_cache_size: int = opt(
+    executable_cache_size: int = local(
         1000,
         "limit the cache of compiled programs to N megabytes; the least recently used programs are deleted",
         check=at_least(1),
-        traits=(NOT_IN_GRAPH, PER_INSTANCE),
         needs=option("executable_cache"),
     )
     memory_check: bool = opt(
@@ -257,7 +240,7 @@ class DeviceOptions:
         traits=(ONE_CALL, NOT_IN_GRAPH),
     )
     disable_variable_offloading: bool = opt(False, "keep optimiser state on the chip", kind=HINT)
-    rts: bool = opt(False, "shard the optimiser state over the replicas", kind=HINT, traits=(TRAINING_ONLY,))
+    rts: bool = training_only(False, "shard the optimiser state over the replicas", kind=HINT)
     min_remote_tensor_size: int = opt(
         128, "offload tensors of optimiser state that have at least N bytes", kind=HINT, check=at_least(0)
     )
@@ -322,9 +305,7 @@ class DeviceOptions:
     )
     only_use_slic_vmac_16: bool = opt(False, "use only the SLIC and VMAC methods for convolutions", kind=HINT)
     force_weight_to_fp16: tuple[str, ...] = opt((), "store weights in FP16 if their names contain one of these words")
-    force_weight_to_fp32: tuple[str, ...] = opt(
-        (), "store weights in FP32 if their names contain one of these words", traits=(HALVES,)
-    )
+    force_weight_to_fp32: tuple[str, ...] = halves((), "store weights in FP32 if their names contain one of these words")
     force_unstable_norm: bool = opt(
         False, "compute the mean and variance of norms in one pass, even if the model asks for two"
     )

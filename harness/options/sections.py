@@ -36,7 +36,12 @@ from base.fields import (
     below_one,
     between,
     decimal_number,
+    local,
+    on_host,
+    one_call,
     opt,
+    per_instance,
+    timing,
 )  # fmt: skip
 from emulator.plan.options import PASSES, DeviceOptions
 from harness.optimisers._rule import UpdateRule
@@ -88,12 +93,11 @@ class MainOptions:
         "read configurations from this YAML file (default: configs.yml next to the scripts)",
         traits=(ONE_CALL, PER_INSTANCE),
     )
-    release: str | None = opt(
+    release: str | None = timing(
         None,
         "behave like this release of Graphcore's original harness, such as 2.1; --config NAME uses its values in that"
         " release",
         read=releases.normalised,
-        traits=(LENGTH,),
     )
     restore_path: str | None = opt(
         None,
@@ -101,32 +105,24 @@ class MainOptions:
         ".safetensors file, or efficientnet-lite0 (included weights)",
         traits=(ONE_CALL, PER_INSTANCE),
     )
-    explain: bool = opt(
-        False, "print the value of every option and where the value comes from, then stop", traits=(ONE_CALL,)
-    )
-    summary: bool = opt(
-        False, "print the size and cost of every layer, grouped by pipeline stage, then stop", traits=(ONE_CALL,)
-    )
-    after: str | None = opt(
-        None, "with --summary, print the network after this pass: operations, formats, kernels, and who rounds",
-        choices=PASSES, needs=option("summary"), traits=(ONE_CALL,),
-    )  # fmt: skip
-    dry_run: bool = opt(
-        False, "print what the run would do (batches, updates, learning rate, memory), then stop", traits=(ONE_CALL,)
-    )
-    list_configs: str | None = opt(
+    explain: bool = one_call(False, "print the value of every option and where the value comes from, then stop")
+    summary: bool = one_call(False, "print the size and cost of every layer, grouped by pipeline stage, then stop")
+    after: str | None = one_call(
         None,
-        "print the named configurations, or only those whose name or summary contains this word, then stop",
-        bare="all",
-        traits=(ONE_CALL,),
+        "with --summary, print the network after this pass: operations, formats, kernels, and who rounds",
+        choices=PASSES,
+        needs=option("summary"),
     )
-    version: bool = opt(False, "print the versions of the harness, Python and TensorFlow, then stop", traits=(ONE_CALL,))
-    help: str | None = opt(
+    dry_run: bool = one_call(False, "print what the run would do (batches, updates, learning rate, memory), then stop")
+    list_configs: str | None = one_call(
+        None, "print the named configurations, or only those whose name or summary contains this word, then stop", bare="all"
+    )
+    version: bool = one_call(False, "print the versions of the harness, Python and TensorFlow, then stop")
+    help: str | None = one_call(
         None,
         "print the common options, the options of a group, or the options whose names contain a word",
         bare="common",
         flags=("-h",),
-        traits=(ONE_CALL,),
     )
 
 
@@ -139,31 +135,25 @@ class DatasetOptions:
         "set the data set: fashion-mnist (included), fashion-mnist-full, cifar-10, cifar-100, imagenet or imagefolder"
         " (default: inferred from the path of the data)",
     )
-    data_dir: str | None = opt(
-        None,
-        "read the data from this folder (default: the environment variable DATA_DIR)",
-        traits=(NOT_IN_GRAPH, PER_INSTANCE),
-        needs=data_files,
+    data_dir: str | None = local(
+        None, "read the data from this folder (default: the environment variable DATA_DIR)", needs=data_files
     )
-    train_dir: str | None = opt(
+    train_dir: str | None = local(
         None,
         "imagefolder: train on the images in this folder, which has one subfolder per class (default: a folder in "
         "--data-dir with a usual name, such as train)",
-        traits=(NOT_IN_GRAPH, PER_INSTANCE),
         needs=data_files,
     )
-    validation_dir: str | None = opt(
+    validation_dir: str | None = local(
         None,
         "imagefolder: validate on the images in this folder, which has one subfolder per class (default: a folder in "
         "--data-dir with a usual name, such as val)",
-        traits=(NOT_IN_GRAPH, PER_INSTANCE),
         needs=data_files,
     )
-    num_classes: int | None = opt(
+    num_classes: int | None = on_host(
         None,
         "set the number of classes of ImageNet or of random images (default: from labels.txt, or 1000 without this file)",
         check=at_least(1),
-        traits=(NOT_IN_GRAPH,),
     )
     image_size: int | None = opt(
         None,
@@ -174,11 +164,8 @@ class DatasetOptions:
     synthetic_data: bool = opt(
         False, "use random images instead of a data set; the device generates them, so the host sends no data"
     )
-    dataset_cache: bool = opt(
-        True,
-        "read records from disk in every epoch instead of keeping them in host memory",
-        traits=(NOT_IN_GRAPH, PER_INSTANCE),
-        needs=data_files,
+    dataset_cache: bool = local(
+        True, "read records from disk in every epoch instead of keeping them in host memory", needs=data_files
     )
     normalise_input: bool = opt(
         False,
@@ -204,33 +191,29 @@ class DatasetOptions:
     train_with_valid_preprocessing: bool = opt(
         False, "crop training images as in validation, without augmentation", needs=data_files
     )
-    augment: str = opt(
+    augment: str = on_host(
         "none",
         "augment each cropped training image with 1 (trivial) or 2 (rand) operations, drawn at random from 14",
         choices=("none", "trivial", "rand"),
-        traits=(NOT_IN_GRAPH,),
         needs=random_crops,
     )
-    augment_magnitude: float = opt(
+    augment_magnitude: float = on_host(
         9.0,
         "set the strength of the operations of --augment rand, from 0 to 10",
         check=between(0, 10),
-        traits=(NOT_IN_GRAPH,),
         needs=option("augment", "rand"),
     )
-    colour_jitter: float = opt(
+    colour_jitter: float = on_host(
         0.0,
         "vary brightness, contrast and saturation of training images by up to this fraction, such as 0.4; 0 is off",
         aliases=("color_jitter",),
         check=between(0, 1),
-        traits=(NOT_IN_GRAPH,),
         needs=random_crops,
     )
-    random_erasing: float = opt(
+    random_erasing: float = on_host(
         0.0,
         "with this probability, fill a random rectangle of a training image with grey; 0 is off",
         check=between(0, 1),
-        traits=(NOT_IN_GRAPH,),
         needs=random_crops,
     )
     standard_imagenet: bool = opt(
@@ -238,12 +221,8 @@ class DatasetOptions:
         "accepted for compatibility with the original harness; the standard ImageNet pipeline is always used",
         kind=HINT,
     )
-    pipeline_num_parallel: int = opt(
-        48,
-        "preprocess this many images in parallel on the host",
-        check=at_least(1),
-        traits=(NOT_IN_GRAPH, PER_INSTANCE),
-        needs=data_files,
+    pipeline_num_parallel: int = local(
+        48, "preprocess this many images in parallel on the host", check=at_least(1), needs=data_files
     )
     mixup_alpha: float = opt(
         0.0, "mix pairs of training images by mixup, with this alpha of the Beta distribution; 0 is off", check=at_least(0)
@@ -259,31 +238,28 @@ class DatasetOptions:
     )
     hostside_image_mixing: bool = opt(False, "apply mixup and cutmix on the host instead of the device")
     eight_bit_io: bool = opt(False, "send images to the device as bytes and normalise them there")
-    dataset_percentage_to_use: int = opt(
-        100, "ImageNet: use only the first N per cent of the files", check=between(1, 100), traits=(NOT_IN_GRAPH,)
+    dataset_percentage_to_use: int = on_host(
+        100, "ImageNet: use only the first N per cent of the files", check=between(1, 100)
     )
     fused_preprocessing: bool = opt(
         False, "ImageNet: normalise images on the device, and add a fourth channel of zeros", needs=photos
     )
-    shuffle_block: int = opt(
+    shuffle_block: int = on_host(
         1,
         "ImageNet: shuffle blocks of N consecutive records instead of single records, for disks that are slow to seek",
         check=at_least(1),
-        traits=(NOT_IN_GRAPH,),
         needs=photo_files,
     )
-    validation_split: float = opt(
+    validation_split: float = on_host(
         0.0,
         "imagefolder: use this fraction of each class for validation, the same images in every run; 0 is off",
         check=between(0, 1),
-        traits=(NOT_IN_GRAPH,),
         needs=data_files,
     )
-    skip_bad_records: int = opt(
+    skip_bad_records: int = on_host(
         0,
         "ImageNet: replace up to N unusable records by the next good record; one more stops the run",
         check=at_least(0),
-        traits=(NOT_IN_GRAPH,),
         needs=photo_files,
     )
     dataset_benchmark: bool = opt(
@@ -344,28 +320,24 @@ class _BatchAndRate:
         check=at_least(1),
         traits=(NOT_IN_GRAPH, LENGTH),
     )
-    keep_going: bool = opt(
-        False, "continue if the loss is not finite or a checkpoint cannot be written", traits=(NOT_IN_GRAPH,)
-    )
+    keep_going: bool = on_host(False, "continue if the loss is not finite or a checkpoint cannot be written")
     stop_after: int | None = opt(
         None,
         "stop after this many weight updates; restore.py can resume the run",
         check=at_least(1),
         traits=(ONE_CALL, NOT_IN_GRAPH),
     )
-    base_learning_rate_exponent: float | None = opt(
+    base_learning_rate_exponent: float | None = on_host(
         None,
         "set the peak learning rate to 2^X x global batch size (default: depends on the model)",
         aliases=("base_learning_rate",),
         check=between(-126, 64),
-        traits=(NOT_IN_GRAPH,),
     )
-    abs_learning_rate: float | None = opt(
+    abs_learning_rate: float | None = on_host(
         None,
         "set the peak learning rate directly (default for Adam and AdamW: 0.001)",
         aliases=("poly_lr_initial_lr",),
         check=above(0),
-        traits=(NOT_IN_GRAPH,),
     )
     optimiser: str = opt(
         "SGD", "choose the optimiser; SGD has no momentum", choices=tuple(UPDATE_RULES), aliases=("optimizer",)
@@ -418,11 +390,10 @@ class TrainingOptions(OptimiserOptions, _BatchAndRate):
         None, "compute the mean and variance of group norm in two passes (default: depends on the model)"
     )
     variable_filter: tuple[str, ...] = opt((), "train only variables whose names contain one of these words")
-    fit_classifier: bool = opt(
+    fit_classifier: bool = on_host(
         False,
         "before the first update, fit the last layer by logistic regression; cross-validation chooses the penalty",
         needs=option("init_path"),
-        traits=(NOT_IN_GRAPH,),
     )
     frozen_norm_statistics: str = opt(
         "moving",
@@ -431,11 +402,10 @@ class TrainingOptions(OptimiserOptions, _BatchAndRate):
         choices=("batch", "moving"),
         needs=frozen_batch_norms,
     )
-    init_path: str | None = opt(
+    init_path: str | None = local(
         None,
         "start from these weights: a checkpoint, a run directory, an .npz or .safetensors file, or efficientnet-lite0"
         " (included)",
-        traits=(NOT_IN_GRAPH, PER_INSTANCE),
     )
     offload_fp32_weight_copy: bool = opt(
         False, "keep an FP32 copy of half-precision weights, and apply updates to the copy", traits=(HALVES,)
@@ -445,28 +415,23 @@ class TrainingOptions(OptimiserOptions, _BatchAndRate):
         "validate with an exponential moving average of the weights; X is the decay per update, such as 0.9999; 0 is off",
         check=below_one,
     )
-    weight_avg_N: tuple[int, ...] = opt(
+    weight_avg_N: tuple[int, ...] = on_host(
         (),
         "after training, average the checkpoints of the last N epochs; several numbers give several averages",
         check=between(0, LARGEST_COUNT),
-        traits=(NOT_IN_GRAPH,),
     )
-    weight_avg_exp: tuple[float, ...] = opt(
+    weight_avg_exp: tuple[float, ...] = on_host(
         (),
         "after training, average all checkpoints exponentially with this decay; several numbers give several averages",
         check=between(0, 1),
-        traits=(NOT_IN_GRAPH,),
     )
-    distributed: bool = opt(
-        False,
-        "train together with the other processes that TF_CONFIG lists or that Slurm's srun started",
-        traits=(ONE_CALL,),
+    distributed: bool = one_call(
+        False, "train together with the other processes that TF_CONFIG lists or that Slurm's srun started"
     )
-    worker_timeout: float = opt(
+    worker_timeout: float = local(
         60.0,
         "stop if another process does not join or answer within this many seconds",
         check=at_least(2),
-        traits=(NOT_IN_GRAPH, PER_INSTANCE),
         needs=several_processes,
     )
     bind: str | None = opt(
@@ -476,17 +441,11 @@ class TrainingOptions(OptimiserOptions, _BatchAndRate):
         traits=(NOT_IN_GRAPH, PER_INSTANCE, ONE_CALL),
         needs=several_processes,
     )
-    syncs_per_epoch: int = opt(
-        0,
-        "poprun: broadcast the weights of process 0 to the other processes N times per epoch; 0 is off",
-        check=at_least(0),
-        traits=(NOT_IN_GRAPH,),
+    syncs_per_epoch: int = on_host(
+        0, "poprun: broadcast the weights of process 0 to the other processes N times per epoch; 0 is off", check=at_least(0)
     )
-    epochs_per_sync: float = opt(
-        0.0,
-        "poprun: broadcast the weights of process 0 to the other processes every X epochs; 0 is off",
-        check=at_least(0),
-        traits=(NOT_IN_GRAPH,),
+    epochs_per_sync: float = on_host(
+        0.0, "poprun: broadcast the weights of process 0 to the other processes every X epochs; 0 is off", check=at_least(0)
     )
 
     @property
@@ -521,49 +480,39 @@ class TrainingOptions(OptimiserOptions, _BatchAndRate):
 class CheckpointOptions:
     """Checkpoints and validation"""
 
-    ckpts_per_epoch: int = opt(1, "save N checkpoints per epoch; 0 is off", check=at_least(0), traits=(LENGTH,))
-    epochs_per_ckpt: int = opt(
-        0, "save a checkpoint every N epochs, instead of --ckpts-per-epoch", check=at_least(0), traits=(LENGTH,)
-    )
-    ckpt_epochs_offset: float = opt(
-        0.0, "save no checkpoint before this epoch", check=at_least(0), traits=(LENGTH,), needs=checkpoints
-    )
+    ckpts_per_epoch: int = timing(1, "save N checkpoints per epoch; 0 is off", check=at_least(0))
+    epochs_per_ckpt: int = timing(0, "save a checkpoint every N epochs, instead of --ckpts-per-epoch", check=at_least(0))
+    ckpt_epochs_offset: float = timing(0.0, "save no checkpoint before this epoch", check=at_least(0), needs=checkpoints)
     ckpt_all_instances: bool = opt(
         False, "save checkpoints in every process (instance), each in its own folder", bare="true", needs=several_processes
     )
     max_ckpts_to_keep: int | None = opt(
         None, "keep only the N newest checkpoints (default: all)", check=at_least(1), needs=checkpoints
     )
-    keep_best_ckpt: bool = opt(
+    keep_best_ckpt: bool = on_host(
         False,
         "also keep the checkpoint with the best validation; --predict, exports and reports use this checkpoint",
-        traits=(NOT_IN_GRAPH,),
         needs=option("max_ckpts_to_keep"),
     )
-    best_by: str = opt(
+    best_by: str = on_host(
         "accuracy",
         "choose how --keep-best-ckpt ranks validations: by top-1 accuracy, or by loss, which is less noisy if there "
         "are few images",
         choices=("accuracy", "loss"),
-        traits=(NOT_IN_GRAPH,),
         needs=option("keep_best_ckpt"),
     )
-    patience: int = opt(
-        0,
-        "stop if N validations in a row do not improve the best accuracy; 0 is off",
-        check=at_least(0),
-        traits=(NOT_IN_GRAPH,),
+    patience: int = on_host(
+        0, "stop if N validations in a row do not improve the best accuracy; 0 is off", check=at_least(0)
     )
     safety_ckpt_minutes: str = opt(
         "10", "save a temporary checkpoint when the last one is N minutes old; 0 is off; auto chooses the interval that "
         "loses the least time to failures",
         check=_minutes,
         read=str.lower, needs=checkpoints)  # fmt: skip
-    mtbf_hours: float = opt(
+    mtbf_hours: float = on_host(
         24.0,
         "set the mean time between failures of a host, in hours; --safety-ckpt-minutes auto uses it",
         check=above(0),
-        traits=(NOT_IN_GRAPH,),
         needs=option("safety_ckpt_minutes", "auto"),
     )
     validation: bool = opt(True, "do not validate at checkpoints")
@@ -573,32 +522,21 @@ class CheckpointOptions:
         check=at_least(1),
         needs=option("validation"),
     )
-    repeat: int = opt(
-        1, "validate each checkpoint N times", check=at_least(1),
-        scripts=("validation", "inference_embedded"),
-     traits=(ONE_CALL,))  # fmt: skip
-    num_inference_thread: int = opt(
-        1, "run inference in N threads at the same time", check=between(1, 1024),
-        scripts=("inference_embedded",),
-     traits=(ONE_CALL,))  # fmt: skip
-    force_recompile: bool = opt(
-        False, "rebuild the inference program even if its file exists", scripts=("inference_embedded",), traits=(ONE_CALL,)
+    repeat: int = one_call(
+        1, "validate each checkpoint N times", check=at_least(1), scripts=("validation", "inference_embedded")
     )
-    tmp_execs: bool = opt(
-        False, "store the inference program in a temporary file", scripts=("inference_embedded",), traits=(ONE_CALL,)
+    num_inference_thread: int = one_call(
+        1, "run inference in N threads at the same time", check=between(1, 1024), scripts=("inference_embedded",)
     )
-    inference: bool = opt(
-        False,
-        "accepted for compatibility with the original harness; has no effect",
-        bare="true",
-        scripts=("validation",),
-        traits=(ONE_CALL,),
+    force_recompile: bool = one_call(
+        False, "rebuild the inference program even if its file exists", scripts=("inference_embedded",)
     )
-    predict: tuple[str, ...] = opt(
-        (),
-        "classify these photos (JPEG, PNG, WebP) or folders of photos instead of validating",
-        scripts=("validation",),
-        traits=(ONE_CALL,),
+    tmp_execs: bool = one_call(False, "store the inference program in a temporary file", scripts=("inference_embedded",))
+    inference: bool = one_call(
+        False, "accepted for compatibility with the original harness; has no effect", bare="true", scripts=("validation",)
+    )
+    predict: tuple[str, ...] = one_call(
+        (), "classify these photos (JPEG, PNG, WebP) or folders of photos instead of validating", scripts=("validation",)
     )
     output: str | None = opt(
         None,
@@ -606,24 +544,21 @@ class CheckpointOptions:
         scripts=("validation",),
         traits=(ONE_CALL, PER_INSTANCE),
     )
-    tta: str | None = opt(
+    tta: str | None = one_call(
         None,
         "test-time augmentation: average the class probabilities of each image and its mirror image",
         bare="flip",
         choices=("flip",),
         scripts=("validation",),
-        traits=(ONE_CALL,),
     )
-    latency: bool = opt(
-        False, "measure the latency of validation, one batch at a time", traits=(ONE_CALL,), needs=option("validation")
-    )
+    latency: bool = one_call(False, "measure the latency of validation, one batch at a time", needs=option("validation"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoggingOptions:
     """Logging"""
 
-    log_dir: str = opt("./logs/", "create run directories in this folder", traits=(PER_INSTANCE,), needs=option("logs"))
+    log_dir: str = per_instance("./logs/", "create run directories in this folder", needs=option("logs"))
     logs_path: str | None = opt(
         None,
         "write the run to this directory, instead of to a generated name in --log-dir",
@@ -636,15 +571,12 @@ class LoggingOptions:
         scripts=("train",),
         traits=(ONE_CALL, NOT_IN_GRAPH, PER_INSTANCE),
     )
-    name_suffix: str | None = opt(None, "append this text to the name of the run", traits=(PER_INSTANCE,))
-    logs_per_epoch: int | None = opt(
-        None, "log N lines per epoch (default: 16 if --epochs sets the length)", check=at_least(0), traits=(LENGTH,)
+    name_suffix: str | None = per_instance(None, "append this text to the name of the run")
+    logs_per_epoch: int | None = timing(
+        None, "log N lines per epoch (default: 16 if --epochs sets the length)", check=at_least(0)
     )
-    log_freq: int | None = opt(
-        None,
-        "log a line every N weight updates (default: 500 if --iterations sets the length)",
-        check=at_least(1),
-        traits=(LENGTH,),
+    log_freq: int | None = timing(
+        None, "log a line every N weight updates (default: 500 if --iterations sets the length)", check=at_least(1)
     )
     logs: bool = opt(True, "write no run directory; keep checkpoints in a temporary folder")
     brief: bool = opt(
@@ -661,39 +593,31 @@ class LoggingOptions:
     mlperf_logging: bool = opt(
         False, "log :::MLLOG lines for MLPerf's compliance checker, and copy them to result_<seed>.txt in the run directory"
     )
-    tensorboard_images: int = opt(
+    tensorboard_images: int = local(
         0,
         "show the first N training images in TensorBoard, after augmentation and mixing",
         check=at_least(0),
         scripts=("train", "restore"),
-        traits=(NOT_IN_GRAPH, PER_INSTANCE),
         needs=option("logs"),
     )
-    numerics: int | None = opt(
+    numerics: int | None = local(
         None,
         "every N updates, record the exponents and rounding errors of weights, activations and gradients in "
         "numerics.svg, numerics.jsonl and TensorBoard",
         check=at_least(1),
         scripts=("train", "restore"),
-        traits=(NOT_IN_GRAPH, PER_INSTANCE),
         needs=option("logs"),
     )
-    wandb: bool = opt(
-        False, "send metrics to Weights & Biases; install the package wandb and log in first", traits=(PER_INSTANCE,)
+    wandb: bool = per_instance(False, "send metrics to Weights & Biases; install the package wandb and log in first")
+    wandb_project: str = per_instance("tf-cnn", "set the project in Weights & Biases", needs=option("wandb"))
+    wandb_id: str | None = per_instance(
+        None, "continue this run in Weights & Biases", scripts=("restore",), needs=option("wandb")
     )
-    wandb_project: str = opt("tf-cnn", "set the project in Weights & Biases", traits=(PER_INSTANCE,), needs=option("wandb"))
-    wandb_id: str | None = opt(
-        None, "continue this run in Weights & Biases", scripts=("restore",), traits=(PER_INSTANCE,), needs=option("wandb")
+    mlflow: bool = per_instance(
+        False, "send metrics to the MLflow server that MLFLOW_TRACKING_URI names; install the package mlflow first"
     )
-    mlflow: bool = opt(
-        False,
-        "send metrics to the MLflow server that MLFLOW_TRACKING_URI names; install the package mlflow first",
-        traits=(PER_INSTANCE,),
-    )
-    mlflow_experiment: str = opt("tf-cnn", "set the experiment in MLflow", traits=(PER_INSTANCE,), needs=option("mlflow"))
-    mlflow_id: str | None = opt(
-        None, "continue this run in MLflow", scripts=("restore",), traits=(PER_INSTANCE,), needs=option("mlflow")
-    )
+    mlflow_experiment: str = per_instance("tf-cnn", "set the experiment in MLflow", needs=option("mlflow"))
+    mlflow_id: str | None = per_instance(None, "continue this run in MLflow", scripts=("restore",), needs=option("mlflow"))
 
 
 SECTIONS: dict[str, type] = {
