@@ -394,7 +394,7 @@ def _errors(unnamed: str = "") -> Iterator[None]:
         try:
             yield
         except Leave as leave:
-            raise leave.error from None
+            raise leave.error from leave.error.__cause__
     except StopRequest as request:
         signal.raise_signal(request.number)  # the signal handlers of the calling program run too
         raise KeyboardInterrupt from None

@@ -132,7 +132,7 @@ def run(
             return 0
         except errors.Leave as leave:
             seconds = leave.seconds
-            raise leave.error from None
+            raise leave.error from leave.error.__cause__
 
     try:
         code = _code(prog, call, wrong, failures)
