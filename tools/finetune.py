@@ -42,16 +42,14 @@ _INVALID = {
 
 def main(argv: list[str]) -> int:
     """Check the folder, train, and write the report; return the exit code. A repeated call resumes the run."""
-    options, words = _parse(argv)
+    options, call = _parse(argv)
     if membership.under_poprun(os.environ):
         raise OptionError("cnn finetune runs in one process: start it without poprun, or use train.py")
-    call = Call.of_words(words, "train")
     for name in filter(call.__contains__, _INVALID):
         raise OptionError(f"command line: cnn finetune does not accept {flag(name)}: {_INVALID[name]}")
     folder, run = Path(options.folder), Path(options.logs_path or default_run(options.folder))
     usual = {"config": "finetune", "data_dir": folder, "logs_path": run, "autoresume": True}
     call = Call.of_values(usual, "train") + call
-    answers.answer_general(call)
     parsed = cli.resolve(call)
     surveyed = _survey(folder, parsed.options)
     for line in surveyed.lines:
@@ -111,8 +109,8 @@ def _accuracy(row: validations.Row) -> str:
     return f"{float(row['val_acc']):.1f}%{loss}"
 
 
-def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Return the options of `cnn finetune` itself, and the arguments for train.py."""
+def _parse(argv: list[str]) -> tuple[argparse.Namespace, Call]:
+    """Return the options of `cnn finetune` itself, and the options of train.py."""
     parser = command_line.Parser(
         prog="cnn finetune",
         description=__doc__,
@@ -125,7 +123,7 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     if argv and "=" in argv[0] and not argv[0].startswith("-") and not os.path.exists(argv[0]):
         raise OptionError(f"{short(argv[0])} is no folder; give the folder, then options: cnn finetune photos --epochs 5")
     if (argv and argv[0] and not argv[0].startswith("-")) or answers.asks(Call.of_words(argv, "train")):
-        return parser.parse_known_args(argv)
+        return answers.with_own_options(parser, argv, "train")
     raise OptionError("give a folder of images first, for example: cnn finetune photos")
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -85,6 +86,17 @@ def _formats(options: RunOptions) -> list[str]:
     from emulator.plan.precision import Precision
 
     return Precision.of(options.device, options.training.offload_fp32_weight_copy).table()
+
+
+def with_own_options(parser: ArgumentParser, argv: Sequence[str], script: str) -> tuple[Namespace, Call]:
+    """Return the options that only a command has, and the call with its other options, which are those of `script`.
+
+    If the call has --version or --list-configs, print the answer and raise Answered.
+    """
+    own, words = parser.parse_known_args(list(argv))
+    call = Call.of_words(words, script)
+    answer_general(call)
+    return own, call
 
 
 def answer_general(call: Call) -> None:

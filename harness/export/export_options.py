@@ -68,13 +68,11 @@ def parser() -> argparse.ArgumentParser:
 
 def parse(argv: Sequence[str]) -> ExportRequest | None:
     """Return the parsed command line, or None for --help. Raise OptionError for invalid options."""
-    known, rest = parser().parse_known_args(list(argv))
-    call = Call.of_words(rest, SCRIPT)
-    answers.answer_general(call)
+    known, call = answers.with_own_options(parser(), argv, SCRIPT)
     # This also finds abbreviations such as --hel, which validation.py accepts.
     if known.help or "help" in call:
         return None
-    path = _path(known.path, known.restore_path, rest)
+    path = _path(known.path, known.restore_path, call)
     names = tuple(dict.fromkeys(_format(word) for words in known.to for word in words.split(",") if word.strip()))
     if not names:
         raise OptionError(f"--to is missing: give one or more of {', '.join(FORMATS)}, separated by commas")
@@ -89,7 +87,7 @@ def parse(argv: Sequence[str]) -> ExportRequest | None:
     )  # fmt: skip
 
 
-def _path(first: str | None, flag: str | None, rest: Sequence[str]) -> str:
+def _path(first: str | None, flag: str | None, call: Call) -> str:
     """Return the path of the weights to export."""
     path = first or flag
     if not path:
@@ -97,8 +95,8 @@ def _path(first: str | None, flag: str | None, rest: Sequence[str]) -> str:
         raise OptionError(f"nothing to export: give a run directory, a checkpoint, a file of weights or {bundled} first")
     if None not in (first, flag) and first != flag:
         raise OptionError(f"{short(first)} and --restore-path {short(flag)} name two networks; give only one of them")
-    if rest and not rest[0].startswith("-"):
-        raise OptionError(f"'{short(rest[0])}' is one argument too many: give one RUN, and no spaces between formats")
+    if call.bare:
+        raise OptionError(f"'{short(call.bare[0])}' is one argument too many: give one RUN, and no spaces between formats")
     return path
 
 

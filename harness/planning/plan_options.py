@@ -71,9 +71,7 @@ def parser() -> argparse.ArgumentParser:
 
 def parse(argv: Sequence[str]) -> PlanRequest:
     """Return the parsed command line. Raise OptionError for invalid options."""
-    known, words = parser().parse_known_args(list(argv))
-    call = Call.of_words(words, "train")
-    answers.answer_general(call)
+    known, call = answers.with_own_options(parser(), argv, "train")
     for word in (flag(name) for name in TRAINING_ONLY if name in call):
         raise OptionError(f"{word} is an option of train.py: run python train.py {word} with the other options")
     for option, target, kind in (("--json", known.json, output.JSON), ("--html", known.html, output.PAGE)):
