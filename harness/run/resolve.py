@@ -9,6 +9,7 @@ import os
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from base import plugins
 from base.errors import OptionError, parts
@@ -113,9 +114,8 @@ def _recorded(segments: list[Segment], image_size: int, channels: int) -> Networ
 def _plan_and_length(
     options: RunOptions, network: Network, images: int, training: bool, cluster: Cluster
 ) -> tuple[ExecutionPlan, TrainingLength]:
-    make_plan = _training_plan if training else _validation_plan
     try:
-        plan = make_plan(options, network, cluster)
+        plan = _plan(options, network, cluster if training else None)
         length = TrainingLength.of(
             images=images,
             global_batch=plan.global_batch,
@@ -127,33 +127,20 @@ def _plan_and_length(
     return replace(plan, updates_per_host_step=length.updates_per_host_step if training else 0), length
 
 
-def _training_plan(options: RunOptions, network: Network, cluster: Cluster) -> ExecutionPlan:
-    training = options.training
-    return plans.resolve(
-        options.device,
-        network,
-        this_machine(),
-        micro_batch_size=training.micro_batch_size,
-        accumulation=training.gradient_accumulation_count,
-        global_batch=training.global_batch_size,
-        precision=Precision.of(options.device, training.offload_fp32_weight_copy, _kernels(network)),
-        instances=cluster.size,
-        instance=cluster.instance,
-    )
-
-
-def _validation_plan(options: RunOptions, network: Network, _: Cluster) -> ExecutionPlan:
+def _plan(options: RunOptions, network: Network, cluster: Cluster | None) -> ExecutionPlan:
+    """Return the plan of a training on a cluster, or of a validation, in which one IPU holds the whole network."""
     device, training = options.device, options.training
+    precision = Precision.of(device, training.offload_fp32_weight_copy, _kernels(network))
+    make = partial(plans.resolve, micro_batch_size=training.micro_batch_size, precision=precision)
+    if cluster:
+        return make(
+            device, network, this_machine(), accumulation=training.gradient_accumulation_count,
+            global_batch=training.global_batch_size, instances=cluster.size, instance=cluster.instance,
+        )  # fmt: skip
     chosen = options.given("select_ipu") or len(device.select_ipu) == 2  # if the record has one id, it may be for training
     validation_ipu = device.select_ipu[-1] if chosen and device.select_ipu else "AUTO"
     one_ipu = {name: getattr(_DEVICE_DEFAULTS, name) for name in with_trait(TRAINING_ONLY)}
-    return plans.resolve(
-        replace(device, **one_ipu, select_ipu=("AUTO", validation_ipu)),
-        network,
-        this_machine(),
-        micro_batch_size=training.micro_batch_size,
-        precision=Precision.of(device, training.offload_fp32_weight_copy, _kernels(network)),
-    )
+    return make(replace(device, **one_ipu, select_ipu=("AUTO", validation_ipu)), network, this_machine())
 
 
 def _kernels(network: Network) -> list[str]:
