@@ -51,7 +51,7 @@ lint: $(VENV)/.test
 setup: $(VENV)/.kernels
 
 kernels: $(VENV)/.runtime
-	@$(RUN) -m emulator.native.build
+	@$(RUN) -m cnn_harness.emulator.native.build
 
 $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "No Python 3.10 to 3.13 found; give one with make PYTHON=/path/to/python3.12"; exit 1; }
@@ -60,12 +60,12 @@ $(VENV)/bin/python:
 $(VENV)/.runtime: requirements.txt constraints.txt pyproject.toml | $(VENV)/bin/python
 	$(RUN) -m pip install --quiet --disable-pip-version-check $(if $(GPU),'.[gpu]',-r requirements.txt) -c constraints.txt
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --editable . || \
-	echo "gc-profile and gc-info are not installed; use python -m harness.commands.gc_profile and harness.commands.gc_info instead"
+	echo "gc-profile and gc-info are not installed; use python -m cnn_harness.harness.commands.gc_profile and harness.commands.gc_info instead"
 	@touch $@
 
 # The kernels are compiled only if there is a C++ compiler.
 $(VENV)/.kernels: $(VENV)/.runtime $(wildcard emulator/native/*.cc emulator/native/*.h) emulator/native/library.py
-	@$(RUN) -m emulator.native.build
+	@$(RUN) -m cnn_harness.emulator.native.build
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.kernels requirements-test.txt

@@ -27,29 +27,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakSet
 
-import train as training
-import validation
-from base.errors import Answered, DataError, Failure, HarnessError, Leave, OptionError, UserError, WrongInput  # noqa: F401
-from base.fields import short
-from base.process import command_line, commands, printed, tf_runtime
-from base.process.signals import StopRequest
-from base.storage.run_files import ARGUMENTS
-from base.storage.tables import TABLES, run_table
-from harness.checkpoints import compatibility, find
-from harness.checkpoints.checkpoint import UNSAVED, Checkpoint, CheckpointError
-from harness.checkpoints.read import Tensors
-from harness.commands import entry
-from harness.evaluation import inference_record, photo_predictions
-from harness.evaluation.photo_predictions import Predictor
-from harness.evaluation.saved_weights import SavedWeights
-from harness.options.call import Call
-from harness.options.keyword_form import in_python
-from harness.planning import plan_options, planned_config
-from harness.reports import chart, training_chart
-from harness.run.run import Run
-from harness.training.run_dir import Listener
-from tools import finetune as finetuning
-from tools import plan as planning
+import cnn_harness.train as training
+from cnn_harness import validation
+from cnn_harness.base.errors import Answered, DataError, Failure, HarnessError, Leave, OptionError, UserError, WrongInput  # noqa: F401
+from cnn_harness.base.fields import short
+from cnn_harness.base.process import command_line, commands, printed, tf_runtime
+from cnn_harness.base.process.signals import StopRequest
+from cnn_harness.base.storage.run_files import ARGUMENTS
+from cnn_harness.base.storage.tables import TABLES, run_table
+from cnn_harness.harness.checkpoints import compatibility, find
+from cnn_harness.harness.checkpoints.checkpoint import UNSAVED, Checkpoint, CheckpointError
+from cnn_harness.harness.checkpoints.read import Tensors
+from cnn_harness.harness.commands import entry
+from cnn_harness.harness.evaluation import inference_record, photo_predictions
+from cnn_harness.harness.evaluation.photo_predictions import Predictor
+from cnn_harness.harness.evaluation.saved_weights import SavedWeights
+from cnn_harness.harness.options.call import Call
+from cnn_harness.harness.options.keyword_form import in_python
+from cnn_harness.harness.planning import plan_options, planned_config
+from cnn_harness.harness.reports import chart, training_chart
+from cnn_harness.harness.run.run import Run
+from cnn_harness.harness.training.run_dir import Listener
+from cnn_harness.tools import finetune as finetuning
+from cnn_harness.tools import plan as planning
 
 if TYPE_CHECKING:
     import numpy as np
@@ -120,7 +120,7 @@ class TrainedNetwork:
         """
         import numpy as np
 
-        from harness.evaluation import given_images
+        from cnn_harness.harness.evaluation import given_images
 
         found: list[np.ndarray] = []
         with _errors(), _tensorflow():

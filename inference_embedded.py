@@ -7,10 +7,10 @@ python inference_embedded.py --restore-path logs/<run>/ckpt-500 --iterations 200
 from __future__ import annotations
 
 if __name__ == "__main__":  # run this before the slow imports below
-    from base.process import early_exit
+    from cnn_harness.base.process import early_exit
 
     early_exit.install("inference_embedded.py")
-    from harness.commands import answers
+    from cnn_harness.harness.commands import answers
 
     call = answers.answer_early("inference_embedded")
 
@@ -22,27 +22,27 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from base.errors import OptionError
-from base.process import tf_runtime
-from base.storage.files import write_atomically
-from emulator.plan import machine
-from harness.checkpoints import compatibility, find, read
-from harness.checkpoints.checkpoint import Checkpoint
-from harness.cluster.cluster import ALONE
-from harness.commands import answers, entry, run_log
-from harness.evaluation.saved_weights import SavedWeights
-from harness.evaluation.validate import RANDOM_WEIGHTS, training_global_batch, validation_row
-from harness.options.call import Call
-from harness.options.releases import vintage
-from harness.options.sections import RunOptions
-from harness.processes.team import Team
-from harness.programs import embedded
-from harness.run.run import Run
-from log import RunLog
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.process import tf_runtime
+from cnn_harness.base.storage.files import write_atomically
+from cnn_harness.emulator.plan import machine
+from cnn_harness.harness.checkpoints import compatibility, find, read
+from cnn_harness.harness.checkpoints.checkpoint import Checkpoint
+from cnn_harness.harness.cluster.cluster import ALONE
+from cnn_harness.harness.commands import answers, entry, run_log
+from cnn_harness.harness.evaluation.saved_weights import SavedWeights
+from cnn_harness.harness.evaluation.validate import RANDOM_WEIGHTS, training_global_batch, validation_row
+from cnn_harness.harness.options.call import Call
+from cnn_harness.harness.options.releases import vintage
+from cnn_harness.harness.options.sections import RunOptions
+from cnn_harness.harness.processes.team import Team
+from cnn_harness.harness.programs import embedded
+from cnn_harness.harness.run.run import Run
+from cnn_harness.log import RunLog
 
 if TYPE_CHECKING:
-    from harness.programs.embedded import Batches
-    from ipu_utils import FrozenProgram
+    from cnn_harness.harness.programs.embedded import Batches
+    from cnn_harness.ipu_utils import FrozenProgram
 
 NOT_TAKEN_OVER = (
     "iterations",
@@ -96,7 +96,7 @@ def _serve(run: Run, checkpoint: Checkpoint, trained_batch: int) -> int:
     log = run_log.open_own_log(run, Team(), [inferring])
     try:
         tf_runtime.import_tensorflow()
-        from harness.programs.build import validation_batches_uint8
+        from cnn_harness.harness.programs.build import validation_batches_uint8
 
         program = _program(run, checkpoint, log)
         batches = validation_batches_uint8(run, min(calls, embedded.MAX_BATCHES))
@@ -139,8 +139,8 @@ def _program(run: Run, checkpoint: Checkpoint, log: RunLog) -> FrozenProgram:
 
     A program is built if the file is missing or was built from other weights or options.
     """
-    from harness.programs.build import frozen_program
-    from ipu_utils import FrozenProgram
+    from cnn_harness.harness.programs.build import frozen_program
+    from cnn_harness.ipu_utils import FrozenProgram
 
     options = run.options.checkpoint
     values = None

@@ -7,23 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from base.process import tf_runtime
+from cnn_harness.base.process import tf_runtime
 
 tf_runtime.prefer_onednn()  # before the first import of TensorFlow
 
 import tensorflow.compat.v1 as tf
 
-from base.draws import Seed
-from emulator.inference.frozen import IMAGE, PROBABILITIES, FrozenProgram, freeze, portable_graph
-from emulator.inference.inference_program import InferenceProgram, InferenceSpec, Score
-from emulator.numerics.observing_program import ObservationSpec, ObservingProgram
-from emulator.program.forward_backward import Features
-from emulator.program.loss_scale import LossScale
-from emulator.program.optimised_graph import CacheEntry
-from emulator.program.runtime import Stream
-from emulator.program.training_program import Metrics, TrainingProgram
-from emulator.program.training_spec import Optimiser, TrainingSpec
-from emulator.program.worker_group import WorkerGroup
+from cnn_harness.base.draws import Seed
+from cnn_harness.emulator.inference.frozen import IMAGE, PROBABILITIES, FrozenProgram, freeze, portable_graph
+from cnn_harness.emulator.inference.inference_program import InferenceProgram, InferenceSpec, Score
+from cnn_harness.emulator.numerics.observing_program import ObservationSpec, ObservingProgram
+from cnn_harness.emulator.program.forward_backward import Features
+from cnn_harness.emulator.program.loss_scale import LossScale
+from cnn_harness.emulator.program.optimised_graph import CacheEntry
+from cnn_harness.emulator.program.runtime import Stream
+from cnn_harness.emulator.program.training_program import Metrics, TrainingProgram
+from cnn_harness.emulator.program.training_spec import Optimiser, TrainingSpec
+from cnn_harness.emulator.program.worker_group import WorkerGroup
 
 __all__ = (
     "IMAGE",

@@ -18,10 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from base.fields import escaped
-from base.storage import files, locks
-from base.storage.run_files import ARGUMENTS
-from base.storage.tables import TABLES, TRAINING_TAGS, VALIDATION_TAGS, Row, run_table
+from cnn_harness.base.fields import escaped
+from cnn_harness.base.storage import files, locks
+from cnn_harness.base.storage.run_files import ARGUMENTS
+from cnn_harness.base.storage.tables import TABLES, TRAINING_TAGS, VALIDATION_TAGS, Row, run_table
 
 THROUGHPUT = "top-1 accuracy: {train_acc_avg:6.3f}%, img/sec: {img_per_sec:6.2f}"  # this text differs by release
 TRAINING_LINE = (

@@ -7,7 +7,7 @@ python poprun.py --help
 from __future__ import annotations
 
 if __name__ == "__main__":  # run this before the slow imports below
-    from base.process import early_exit
+    from cnn_harness.base.process import early_exit
 
     early_exit.install("poprun")
 
@@ -20,14 +20,14 @@ import sys
 import time
 from pathlib import Path
 
-from base import plugins
-from base.errors import OptionError
-from base.fields import short
-from base.process import command_line, commands, orphans
-from base.storage import locks
-from harness.options.call import Call
-from harness.processes import launch, poprun_options
-from harness.reports import output
+from cnn_harness.base import plugins
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.fields import short
+from cnn_harness.base.process import command_line, commands, orphans
+from cnn_harness.base.storage import locks
+from cnn_harness.harness.options.call import Call
+from cnn_harness.harness.processes import launch, poprun_options
+from cnn_harness.harness.reports import output
 
 _WRONG_INPUT = 2
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 60.0  # seconds to wait before a restart; the wait doubles after each early failure

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 if __name__ == "__main__":  # run this before the slow imports below
-    from base.process import early_exit
+    from cnn_harness.base.process import early_exit
 
     early_exit.install("restore.py")
-    from harness.commands import answers
+    from cnn_harness.harness.commands import answers
 
     call = answers.answer_early("restore")
 
 import sys
 from pathlib import Path
 
-from base.errors import OptionError
-from harness.commands import answers, hints, run_list
-from harness.options.call import Call
-from harness.training.start import Resume
-from train import run_training
+from cnn_harness.base.errors import OptionError
+from cnn_harness.harness.commands import answers, hints, run_list
+from cnn_harness.harness.options.call import Call
+from cnn_harness.harness.training.start import Resume
+from cnn_harness.train import run_training
 
 
 def main(call: Call) -> int:

@@ -8,10 +8,10 @@ python train.py --help
 from __future__ import annotations
 
 if __name__ == "__main__":  # run this before the slow imports below
-    from base.process import early_exit
+    from cnn_harness.base.process import early_exit
 
     early_exit.install("train.py")
-    from harness.commands import answers
+    from cnn_harness.harness.commands import answers
 
     call = answers.answer_early("train")
 
@@ -19,17 +19,17 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from harness.commands import answers, entry, hints
-from harness.options.call import Call
-from harness.processes.team import Team
-from harness.programs import build_or_load
-from harness.training import summary
-from harness.training.initial_state import initial_state
-from harness.training.loop import TrainingLoop
-from harness.training.profiler import UpdateProfiler
-from harness.training.run_dir import Listener, TrainingContext, open_run
-from harness.training.start import FreshStart, LoadedCheckpoint, Resume, last_update
-from harness.training.validator import Validator
+from cnn_harness.harness.commands import answers, entry, hints
+from cnn_harness.harness.options.call import Call
+from cnn_harness.harness.processes.team import Team
+from cnn_harness.harness.programs import build_or_load
+from cnn_harness.harness.training import summary
+from cnn_harness.harness.training.initial_state import initial_state
+from cnn_harness.harness.training.loop import TrainingLoop
+from cnn_harness.harness.training.profiler import UpdateProfiler
+from cnn_harness.harness.training.run_dir import Listener, TrainingContext, open_run
+from cnn_harness.harness.training.start import FreshStart, LoadedCheckpoint, Resume, last_update
+from cnn_harness.harness.training.validator import Validator
 
 
 def main(call: Call) -> int:
@@ -58,7 +58,7 @@ def _run_to_resume(call: Call) -> tuple[Path | None, bool]:
         return Path(path), False
     if "autoresume" not in call:
         return None, False
-    from harness.commands import autoresume
+    from cnn_harness.harness.commands import autoresume
 
     folder = autoresume.folder_of_run(call.argument("logs_path"))
     return folder, folder is not None

@@ -18,10 +18,10 @@ python validation.py --model efficientnet --dataset imagenet --generated-data --
 from __future__ import annotations
 
 if __name__ == "__main__":  # run this before the slow imports below
-    from base.process import early_exit
+    from cnn_harness.base.process import early_exit
 
     early_exit.install("validation.py")
-    from harness.commands import answers
+    from cnn_harness.harness.commands import answers
 
     call = answers.answer_early("validation")
 
@@ -32,22 +32,22 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from base.errors import OptionError
-from base.process import commands
-from base.process.signals import Signals, StopRequest
-from harness.checkpoints import compatibility, find, read
-from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
-from harness.cluster import membership
-from harness.commands import answers, entry, run_log
-from harness.evaluation import photo_predictions
-from harness.evaluation.saved_weights import SavedWeights
-from harness.evaluation.validate import RANDOM_WEIGHTS, record_profile, training_global_batch, validate
-from harness.options.call import Call
-from harness.processes.team import Team
-from harness.programs import build_or_load
-from harness.reports import profile
-from harness.run.run import Run
-from log import RunLog
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.process import commands
+from cnn_harness.base.process.signals import Signals, StopRequest
+from cnn_harness.harness.checkpoints import compatibility, find, read
+from cnn_harness.harness.checkpoints.checkpoint import Checkpoint, CheckpointError
+from cnn_harness.harness.cluster import membership
+from cnn_harness.harness.commands import answers, entry, run_log
+from cnn_harness.harness.evaluation import photo_predictions
+from cnn_harness.harness.evaluation.saved_weights import SavedWeights
+from cnn_harness.harness.evaluation.validate import RANDOM_WEIGHTS, record_profile, training_global_batch, validate
+from cnn_harness.harness.options.call import Call
+from cnn_harness.harness.processes.team import Team
+from cnn_harness.harness.programs import build_or_load
+from cnn_harness.harness.reports import profile
+from cnn_harness.harness.run.run import Run
+from cnn_harness.log import RunLog
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,7 +7,7 @@ python weight_avg.py --restore-path logs/<run> --mode exponential --decay 0.97 -
 from __future__ import annotations
 
 if __name__ == "__main__":  # run this before the slow imports below
-    from base.process import early_exit
+    from cnn_harness.base.process import early_exit
 
     early_exit.install("weight_avg.py")
 
@@ -18,14 +18,14 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from base import plugins
-from base.errors import OptionError
-from base.fields import escaped
-from base.process import command_line, commands, tf_runtime
-from base.storage import locks
-from harness.checkpoints import averages, find, read, write
-from harness.checkpoints.checkpoint import AVERAGES, Checkpoint, CheckpointError, updates_in_name
-from harness.commands import answers
+from cnn_harness.base import plugins
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.fields import escaped
+from cnn_harness.base.process import command_line, commands, tf_runtime
+from cnn_harness.base.storage import locks
+from cnn_harness.harness.checkpoints import averages, find, read, write
+from cnn_harness.harness.checkpoints.checkpoint import AVERAGES, Checkpoint, CheckpointError, updates_in_name
+from cnn_harness.harness.commands import answers
 
 _DECAY = 0.99
 

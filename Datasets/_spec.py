@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from base.errors import DataError
+from cnn_harness.base.errors import DataError
 
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from Datasets._spec import DataSpec, OpenRequest
-from Datasets.formats.binary_records import BinaryFiles, RecordLayout
-from Datasets.sources import locate
-from Datasets.sources.small_image_source import BinarySource
+from cnn_harness.Datasets._spec import DataSpec, OpenRequest
+from cnn_harness.Datasets.formats.binary_records import BinaryFiles, RecordLayout
+from cnn_harness.Datasets.sources import locate
+from cnn_harness.Datasets.sources.small_image_source import BinarySource
 
 BINARY_FILES = {
     "cifar-10": BinaryFiles(

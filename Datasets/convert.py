@@ -3,4 +3,4 @@
 if __name__ == "__main__":
     import runpy
 
-    runpy.run_module("tools.datasets.convert", run_name="__main__")
+    runpy.run_module("cnn_harness.tools.datasets.convert", run_name="__main__")

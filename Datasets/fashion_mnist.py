@@ -12,12 +12,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from base.errors import DataError
-from base.storage import cache, input_files
-from Datasets._spec import DataSpec, OpenRequest
-from Datasets.formats import idx
-from Datasets.formats.binary_records import RecordLayout
-from Datasets.sources.small_image_source import BinarySource
+from cnn_harness.base.errors import DataError
+from cnn_harness.base.storage import cache, input_files
+from cnn_harness.Datasets._spec import DataSpec, OpenRequest
+from cnn_harness.Datasets.formats import idx
+from cnn_harness.Datasets.formats.binary_records import RecordLayout
+from cnn_harness.Datasets.sources.small_image_source import BinarySource
 
 _EMBEDDED = DataSpec(
     name="fashion-mnist",

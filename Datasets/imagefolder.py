@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from base.errors import DataError, parts
-from Datasets._spec import DataSpec, OpenRequest
-from Datasets.formats import class_names
-from Datasets.formats.bad_records import Tolerance
-from Datasets.formats.tfrecord import RecordIndex, part, shards
-from Datasets.sources import image_folder, locate
-from Datasets.sources.photo_source import PhotoSource, open_shards
+from cnn_harness.base.errors import DataError, parts
+from cnn_harness.Datasets._spec import DataSpec, OpenRequest
+from cnn_harness.Datasets.formats import class_names
+from cnn_harness.Datasets.formats.bad_records import Tolerance
+from cnn_harness.Datasets.formats.tfrecord import RecordIndex, part, shards
+from cnn_harness.Datasets.sources import image_folder, locate
+from cnn_harness.Datasets.sources.photo_source import PhotoSource, open_shards
 
 _LOOKED_AT = 20_000  # number of image headers checked before a run; this takes a few seconds
 _WANTED = f"train/<class>/<images>, or TFRecord shards train-?????-of-????? and {class_names.FILE}"

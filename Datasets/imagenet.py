@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from base.errors import DataError
-from Datasets._spec import DataSpec, OpenRequest
-from Datasets.formats import class_names
-from Datasets.formats.tfrecord import part, shards
-from Datasets.sources import image_tree, locate
-from Datasets.sources.photo_source import PhotoSource, open_shards
+from cnn_harness.base.errors import DataError
+from cnn_harness.Datasets._spec import DataSpec, OpenRequest
+from cnn_harness.Datasets.formats import class_names
+from cnn_harness.Datasets.formats.tfrecord import part, shards
+from cnn_harness.Datasets.sources import image_tree, locate
+from cnn_harness.Datasets.sources.photo_source import PhotoSource, open_shards
 
 _FOLDER = "imagenet-data"
 _TRAIN = "train-?????-of-?????"

@@ -3,4 +3,4 @@
 if __name__ == "__main__":
     import runpy
 
-    runpy.run_module("tools.datasets.verify", run_name="__main__")
+    runpy.run_module("cnn_harness.tools.datasets.verify", run_name="__main__")

@@ -12,7 +12,7 @@ from decimal import Context, Decimal, localcontext
 from fractions import Fraction
 from typing import Any, Protocol
 
-from base.fields import at_least, exact, opt
+from cnn_harness.base.fields import at_least, exact, opt
 
 Rate = Callable[[int], float]
 

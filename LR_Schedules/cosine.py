@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from base.fields import check_fields
-from LR_Schedules._schedule import ScheduledRun, ramp, warmup_epochs, warmup_iterations
+from cnn_harness.base.fields import check_fields
+from cnn_harness.LR_Schedules._schedule import ScheduledRun, ramp, warmup_epochs, warmup_iterations
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from base.fields import above, at_least, check_fields, exact, opt
-from LR_Schedules._schedule import ScheduledRun, exactly, ramp, warmup_epochs
+from cnn_harness.base.fields import above, at_least, check_fields, exact, opt
+from cnn_harness.LR_Schedules._schedule import ScheduledRun, exactly, ramp, warmup_epochs
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from base.fields import above, at_least, check_fields, opt
-from LR_Schedules._schedule import ScheduledRun, exactly, warmup_epochs, warmup_iterations
+from cnn_harness.base.fields import above, at_least, check_fields, opt
+from cnn_harness.LR_Schedules._schedule import ScheduledRun, exactly, warmup_epochs, warmup_iterations
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from base.fields import above, check_fields, decimal_number, exact, opt
-from LR_Schedules._schedule import ScheduledRun, exactly, ramp, warmup_epochs, warmup_iterations
+from cnn_harness.base.fields import above, check_fields, decimal_number, exact, opt
+from cnn_harness.LR_Schedules._schedule import ScheduledRun, exactly, ramp, warmup_epochs, warmup_iterations
 
 _RULE = "must be comma-separated numbers between 0 and 1 in increasing order, for example 0.5,0.75"
 

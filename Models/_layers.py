@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from Models._norms import GroupNorm, Norm
+from cnn_harness.Models._norms import GroupNorm, Norm
 
 
 @dataclass(frozen=True)

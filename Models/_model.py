@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from Models._segments import Segment
+from cnn_harness.Models._segments import Segment
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

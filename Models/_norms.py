@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from base.fields import at_least, between, opt
+from cnn_harness.base.fields import at_least, between, opt
 
 IPU_GROUP_NORM_EPSILON = 1.53e-5  # default of the IPU's group norm; residual networks use this value
 NormVariable = tuple[str, float, float | None]  # name, initial value and decay

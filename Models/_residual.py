@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from Models._layers import Initial, Layers, Tensor
-from Models._model import Value
-from Models._norms import Norm, NormOptions
-from Models._segments import Segment
+from cnn_harness.Models._layers import Initial, Layers, Tensor
+from cnn_harness.Models._model import Value
+from cnn_harness.Models._norms import Norm, NormOptions
+from cnn_harness.Models._segments import Segment
 
 KERNEL = Initial(1.0, "fan_in")
 BOTTLENECKS = {14: (1, 1, 1, 1), 26: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from Models._layers import Layers, Tensor
+from cnn_harness.Models._layers import Layers, Tensor
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from base.fields import above, at_least, between, opt
-from Models import _norms
-from Models._layers import Initial, Layers, ProxyRule, Tensor
-from Models._model import Value
-from Models._norms import NetworkOptions, Norm
-from Models._segments import Segment
+from cnn_harness.base.fields import above, at_least, between, opt
+from cnn_harness.Models import _norms
+from cnn_harness.Models._layers import Initial, Layers, ProxyRule, Tensor
+from cnn_harness.Models._model import Value
+from cnn_harness.Models._norms import NetworkOptions, Norm
+from cnn_harness.Models._segments import Segment
 
 TITLE = "EfficientNet"
 CONV = Initial(2.0, "fan_out")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from base.fields import opt
-from Models import _norms, _residual
-from Models._model import Value
-from Models._norms import NetworkOptions
-from Models._residual import ResidualNetwork, cifar_variants, image_size, imagenet_variants, segments  # noqa: F401
-from Models._segments import Segment
+from cnn_harness.base.fields import opt
+from cnn_harness.Models import _norms, _residual
+from cnn_harness.Models._model import Value
+from cnn_harness.Models._norms import NetworkOptions
+from cnn_harness.Models._residual import ResidualNetwork, cifar_variants, image_size, imagenet_variants, segments  # noqa: F401
+from cnn_harness.Models._segments import Segment
 
 TITLE = "ResNet"
 VARIANTS = {

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from base.fields import opt
-from Models._layers import GLOROT, Initial, Layers, Tensor
-from Models._model import Value
-from Models._segments import Segment
+from cnn_harness.base.fields import opt
+from cnn_harness.Models._layers import GLOROT, Initial, Layers, Tensor
+from cnn_harness.Models._model import Value
+from cnn_harness.Models._segments import Segment
 
 TITLE = "SqueezeNet"
 CLASSIFIER = Initial(0.01**2, "fixed")

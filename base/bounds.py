@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from base.fields import short
+from cnn_harness.base.fields import short
 
 TEXT = 1 << 20  # limit in bytes for a file with settings
 RANK = 8  # limit on the number of dimensions of an array of weights

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import tensorflow.compat.v1 as tf
 
-from base import keys
-from base.tracing import traced
+from cnn_harness.base import keys
+from cnn_harness.base.tracing import traced
 
 _GOLDEN = 0x9E3779B97F4A7C15
 

@@ -8,8 +8,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 
-from base.errors import OptionError
-from base.fields import decimal_number, short
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.fields import decimal_number, short
 
 ROOT = Path(__file__).resolve().parent.parent
 _LONGEST_NAME = 100  # longer names are not compared, because the time grows with the square of the length

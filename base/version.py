@@ -6,7 +6,7 @@ import platform
 import re
 from contextlib import suppress
 
-from base import plugins
+from cnn_harness.base import plugins
 
 NAME = "cnn-harness"
 _DISTRIBUTIONS = {"tensorflow": ("tensorflow", "tensorflow-cpu", "tf-nightly", "tf-nightly-cpu")}

@@ -20,8 +20,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from base.process import command_line
-from benchmarks import _rounds
+from bench import _rounds
+from cnn_harness.base.process import command_line
 
 LAYERS = keras.layers
 

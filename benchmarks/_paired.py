@@ -20,8 +20,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from base.process import command_line
-from emulator.native import library
+from cnn_harness.base.process import command_line
+from cnn_harness.emulator.native import library
 
 ROOT = Path(__file__).resolve().parent.parent
 _SPINNING = 0.5  # pause between rounds in seconds, because OpenMP threads spin for 0.2 s before they sleep

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.reports import chart
-from harness.reports.chart import ALL, AXIS, Box, Dot, Rows
+from cnn_harness.harness.reports import chart
+from cnn_harness.harness.reports.chart import ALL, AXIS, Box, Dot, Rows
 
 if TYPE_CHECKING:
-    from benchmarks.peers import Row
+    from bench.peers import Row
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 BEGIN, END = "<!-- peers: begin -->", "<!-- peers: end -->"

@@ -14,8 +14,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from base.process import command_line
-from benchmarks import _no_torchvision, _rounds  # noqa: F401
+from bench import _no_torchvision, _rounds  # noqa: F401
+from cnn_harness.base.process import command_line
 
 # isort: split
 import timm

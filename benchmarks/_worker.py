@@ -14,13 +14,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from base import version as versions
-from base.process import command_line, tf_runtime
-from benchmarks import _rounds
-from harness.commands import cli
-from harness.processes.team import Team
-from harness.run.resolve import prepare
-from harness.run.run import Run
+from bench import _rounds
+from cnn_harness.base import version as versions
+from cnn_harness.base.process import command_line, tf_runtime
+from cnn_harness.harness.commands import cli
+from cnn_harness.harness.processes.team import Team
+from cnn_harness.harness.run.resolve import prepare
+from cnn_harness.harness.run.run import Run
 
 
 def main(updates: int, words: list[str]) -> None:
@@ -34,7 +34,7 @@ def main(updates: int, words: list[str]) -> None:
 
 def _answer(run: Run, team: Team, updates: int) -> None:
     tf_runtime.import_tensorflow()
-    from harness.programs.build import training_program
+    from cnn_harness.harness.programs.build import training_program
 
     started = time.perf_counter()
     program = training_program(run, 0, recording=True, group=team.group)
@@ -54,8 +54,8 @@ def infer(batches: int, words: list[str]) -> None:
     options = cli.parse(words, "inference_embedded", environ={}).options
     run = prepare(options, os.environ, training=False, here=True)
     tf_runtime.import_tensorflow()
-    from harness.programs.build import frozen_program, validation_batches_uint8
-    from ipu_utils import FrozenProgram
+    from cnn_harness.harness.programs.build import frozen_program, validation_batches_uint8
+    from cnn_harness.ipu_utils import FrozenProgram
 
     program, images = FrozenProgram(frozen_program(run, None, "")), validation_batches_uint8(run, 1).images[0]
 

@@ -27,10 +27,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from benchmarks import _paired
-from Datasets._spec import OpenRequest, ReadRequest
-from Datasets.formats.tfrecord import RecordIndex
-from Datasets.imagenet import open_imagenet
+from bench import _paired
+from cnn_harness.Datasets._spec import OpenRequest, ReadRequest
+from cnn_harness.Datasets.formats.tfrecord import RecordIndex
+from cnn_harness.Datasets.imagenet import open_imagenet
 
 SIDE, BATCH = 224, 32
 Loader = Iterator[int]  # yields the number of images in each batch
@@ -172,12 +172,12 @@ def slow_disk(folder: Path, rounds: int) -> None:
 
 def saving(rounds: int) -> None:
     """Print how long training waits for a checkpoint of ResNet-50 with momentum in FP32, and when it is on disk."""
-    from harness.checkpoints import write
-    from harness.checkpoints.checkpoint import Checkpoint
-    from harness.checkpoints.write import Writer
-    from harness.commands import cli
-    from harness.programs.build import training_program
-    from harness.run.resolve import prepare
+    from cnn_harness.harness.checkpoints import write
+    from cnn_harness.harness.checkpoints.checkpoint import Checkpoint
+    from cnn_harness.harness.checkpoints.write import Writer
+    from cnn_harness.harness.commands import cli
+    from cnn_harness.harness.programs.build import training_program
+    from cnn_harness.harness.run.resolve import prepare
 
     words = "--dataset imagenet --synthetic-data --model resnet --model-size 50 --optimiser momentum --precision 32.32"
     program = training_program(prepare(cli.parse([*words.split(), "--batch-size", "2"], "train", environ={}).options, {}), 0)

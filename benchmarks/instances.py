@@ -14,10 +14,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import _paired
-from harness.commands import cli
-from harness.processes import launch
-from harness.run.resolve import prepare
+from bench import _paired
+from cnn_harness.harness.commands import cli
+from cnn_harness.harness.processes import launch
+from cnn_harness.harness.run.resolve import prepare
 
 B0 = "--model efficientnet --model-size B0 --group-dim 16 --expand-ratio 4 --dataset imagenet --synthetic-data --group-norm"
 RN50 = "--model-size 50 --dataset imagenet --synthetic-data --group-norm"

@@ -20,9 +20,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import _paired
-from harness.commands import cli
-from harness.run.resolve import prepare
+from bench import _paired
+from cnn_harness.harness.commands import cli
+from cnn_harness.harness.run.resolve import prepare
 
 RN50 = "--model-size 50 --dataset imagenet --synthetic-data --group-norm --batch-size 4"
 COMMON = "--precision 32.32 --optimiser momentum --seed 1"

@@ -18,15 +18,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from benchmarks import _paired
-from emulator.layers.proxy_norm import initial
-from emulator.lowering.lists import prepared
-from emulator.lowering.policy import PrecisionPolicy
-from emulator.network.recorder import record_layers
-from emulator.plan.precision import SINGLE
-from emulator.program.runtime import new_graph, session_config
-from Models._layers import Layers, ProxyRule, Tensor
-from Models._norms import BatchNorm, GroupNorm
+from bench import _paired
+from cnn_harness.emulator.layers.proxy_norm import initial
+from cnn_harness.emulator.lowering.lists import prepared
+from cnn_harness.emulator.lowering.policy import PrecisionPolicy
+from cnn_harness.emulator.network.recorder import record_layers
+from cnn_harness.emulator.plan.precision import SINGLE
+from cnn_harness.emulator.program.runtime import new_graph, session_config
+from cnn_harness.Models._layers import Layers, ProxyRule, Tensor
+from cnn_harness.Models._norms import BatchNorm, GroupNorm
 
 SHAPES = ((16, 56, 56, 96), (4, 112, 112, 96), (4, 14, 14, 480))
 GROUP = GroupNorm(groups=4, epsilon=1e-3, two_pass=True)

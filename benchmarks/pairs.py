@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import _paired
+from bench import _paired
 
 COMMON = "--dataset imagenet --synthetic-data --optimiser momentum"
 SINGLE, HALF = "--precision 32.32", "--precision 16.16"

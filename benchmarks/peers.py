@@ -32,9 +32,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from base.process import command_line
-from benchmarks import _paired, _tables
-from emulator.native import library
+from bench import _paired, _tables
+from cnn_harness.base.process import command_line
+from cnn_harness.emulator.native import library
 
 RESULTS = Path(__file__).with_name("results")
 HERE = Path(__file__).parent

@@ -23,11 +23,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from base.process import command_line
-from emulator.native import library
-from harness.commands import cli
-from harness.programs.build import training_program
-from harness.run.resolve import prepare
+from cnn_harness.base.process import command_line
+from cnn_harness.emulator.native import library
+from cnn_harness.harness.commands import cli
+from cnn_harness.harness.programs.build import training_program
+from cnn_harness.harness.run.resolve import prepare
 
 BATCH, SIDE, CLASSES = 32, 32, 10
 UPDATES = 8  # weight updates in one round

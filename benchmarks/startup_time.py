@@ -18,8 +18,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import _paired
-from benchmarks._paired import ROOT
+from bench import _paired
+from bench._paired import ROOT
 
 B0 = ("--model efficientnet --model-size B0 --dataset imagenet --generated-data --precision 32.32 --micro-batch-size 4 "
       "--gradient-accumulation-count 2 --iterations 2 --log-freq 1")  # fmt: skip

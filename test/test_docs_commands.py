@@ -20,8 +20,8 @@ import pytest
 from safetensors.numpy import save_file
 from timm_networks import recorded
 
-from base import plugins
-from base.process import commands
+from cnn_harness.base import plugins
+from cnn_harness.base.process import commands
 
 ROOT = plugins.ROOT
 PAGES = {page.name: page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}

@@ -22,21 +22,21 @@ import pytest
 from PIL import Image
 from slurm_tasks import TASK, task
 
-from base.errors import DataError, OptionError
-from Datasets import cifar
-from Datasets._spec import OpenRequest
-from Datasets.formats import class_names, conversion_info, idx, image_headers, tf_example, tfrecord
-from Datasets.formats.bad_records import Tolerance
-from Datasets.formats.tfrecord import RecordIndex
-from Datasets.pipeline import decoding
-from harness.cluster import membership
-from harness.cluster.membership import TF_CONFIG
-from harness.commands import cli
-from harness.options import configs
-from harness.options.catalogue import Option, all_options
-from harness.options.sources import DEFAULT_CONFIG_PATH
-from harness.processes import poprun_options
-from tools.datasets import listings, verify
+from cnn_harness.base.errors import DataError, OptionError
+from cnn_harness.Datasets import cifar
+from cnn_harness.Datasets._spec import OpenRequest
+from cnn_harness.Datasets.formats import class_names, conversion_info, idx, image_headers, tf_example, tfrecord
+from cnn_harness.Datasets.formats.bad_records import Tolerance
+from cnn_harness.Datasets.formats.tfrecord import RecordIndex
+from cnn_harness.Datasets.pipeline import decoding
+from cnn_harness.harness.cluster import membership
+from cnn_harness.harness.cluster.membership import TF_CONFIG
+from cnn_harness.harness.commands import cli
+from cnn_harness.harness.options import configs
+from cnn_harness.harness.options.catalogue import Option, all_options
+from cnn_harness.harness.options.sources import DEFAULT_CONFIG_PATH
+from cnn_harness.harness.processes import poprun_options
+from cnn_harness.tools.datasets import listings, verify
 
 MEMORY = 64 << 20  # of Python and NumPy, for inputs of kilobytes
 ODD = (

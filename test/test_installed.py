@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from base import plugins
-from base.errors import OptionError
-from base.process import commands
-from emulator.native import library
-from harness.commands import hints
+from cnn_harness.base import plugins
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.process import commands
+from cnn_harness.emulator.native import library
+from cnn_harness.harness.commands import hints
 
 ROOT = plugins.ROOT
 NOT_RUN = ("docs", "test", "benchmarks", ".ci")  # only in a checkout

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from base import plugins
-from LR_Schedules._schedule import Schedule
-from Models._model import Model
+from cnn_harness.base import plugins
+from cnn_harness.LR_Schedules._schedule import Schedule
+from cnn_harness.Models._model import Model
 from tools.draw_packages import draw, graph, imported
 
 ROOT = plugins.ROOT
@@ -218,7 +218,7 @@ def test_texts_are_plain():
 
 
 def test_planning_imports_no_tensorflow():
-    code = ("import sys; from harness.commands import answers; import train; "
+    code = ("import sys; from cnn_harness.harness.commands import answers; import cnn_harness.train as train; "
             "code = answers.run_command('train', train.main, ['--config', 'quickstart', '--dry-run']); "
             "assert code == 0; assert 'tensorflow' not in sys.modules")  # fmt: skip
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from commands import succeed
 
-import log
-from base import plugins
-from base.storage import locks, tables
-from harness.checkpoints import find, manifest, write
-from harness.checkpoints.checkpoint import Checkpoint
-from harness.options.releases import vintage
-from harness.processes import folders
-from harness.run.length import TrainingLength
-from harness.training.meter import Meter
+from cnn_harness import log
+from cnn_harness.base import plugins
+from cnn_harness.base.storage import locks, tables
+from cnn_harness.harness.checkpoints import find, manifest, write
+from cnn_harness.harness.checkpoints.checkpoint import Checkpoint
+from cnn_harness.harness.options.releases import vintage
+from cnn_harness.harness.processes import folders
+from cnn_harness.harness.run.length import TrainingLength
+from cnn_harness.harness.training.meter import Meter
 
 ROOT = plugins.ROOT
 LENGTH = TrainingLength.of(images=100, global_batch=10, iterations=40, log_freq=5, batches_per_step=5)

@@ -12,15 +12,15 @@ import pytest
 from manual import COMMANDS, NOT_HERE, REFUSED
 from photos import write_imagenet
 
-import poprun
-from base import plugins
-from base.errors import OptionError
-from base.process import command_line
-from harness.commands import cli, gc_profile
-from harness.options import option_help
-from harness.processes import launch, poprun_options
-from harness.run.resolve import prepare
-from harness.run.run import Run
+from cnn_harness import poprun
+from cnn_harness.base import plugins
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.process import command_line
+from cnn_harness.harness.commands import cli, gc_profile
+from cnn_harness.harness.options import option_help
+from cnn_harness.harness.processes import launch, poprun_options
+from cnn_harness.harness.run.resolve import prepare
+from cnn_harness.harness.run.run import Run
 
 ROOT = plugins.ROOT
 SCRIPTS = ("train", "validation", "restore", "inference_embedded")

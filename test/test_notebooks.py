@@ -9,8 +9,8 @@ import nbclient
 import nbformat
 import pytest
 
-import api
-from base import plugins
+from cnn_harness import api
+from cnn_harness.base import plugins
 
 NOTEBOOKS = sorted((plugins.ROOT / "docs/notebooks").glob("*.ipynb"))
 

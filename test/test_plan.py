@@ -12,9 +12,9 @@ import yaml
 from commands import run, succeed
 from figures import checked
 
-from base.plugins import ROOT
-from harness.options.call import Call
-from harness.planning import plan_options
+from cnn_harness.base.plugins import ROOT
+from cnn_harness.harness.options.call import Call
+from cnn_harness.harness.planning import plan_options
 
 CONFIGURATIONS = [
     name for name in yaml.safe_load((ROOT / "configs.yml").read_text())
@@ -43,7 +43,7 @@ def test_every_configuration_is_planned(capsys):
 
 
 def test_plan_needs_neither_tensorflow_nor_data():
-    code = ("import sys; from tools import plan; from harness.commands import answers; "
+    code = ("import sys; from cnn_harness.tools import plan; from cnn_harness.harness.commands import answers; "
             "code = answers.run_command('plan', plan.main, ['--config', 'mk2_resnet50_mlperf_pod16_bs20']); "
             "assert code == 0; assert 'tensorflow' not in sys.modules")  # fmt: skip
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60, stdout=subprocess.DEVNULL)

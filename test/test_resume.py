@@ -10,8 +10,8 @@ from functools import partial
 import pytest
 from commands import Row, assert_same_bits, covering, run, succeed, timeless, variables
 
-from base.storage import locks
-from emulator.plan import machine
+from cnn_harness.base.storage import locks
+from cnn_harness.emulator.plan import machine
 
 AXES = {
     "optimiser": ("SGD", "momentum", "RMSprop", "LARS", "LAMB", "Adam", "AdamW"),
@@ -79,8 +79,8 @@ def assert_different(before, after):
 
 
 def test_grid_covers_every_choice():
-    from emulator.plan.options import FASTEST, DeviceOptions
-    from harness.options.sections import TrainingOptions  # the choices may grow
+    from cnn_harness.emulator.plan.options import FASTEST, DeviceOptions
+    from cnn_harness.harness.options.sections import TrainingOptions  # the choices may grow
 
     choices = TrainingOptions.__dataclass_fields__["optimiser"].metadata["choices"]
     assert set(AXES["optimiser"]) == set(choices)

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from commands import Result, run
 
-from base.plugins import ROOT
-from base.storage import locks
-from base.storage.tables import VALIDATION_COLUMNS, Table
-from harness.checkpoints import manifest
+from cnn_harness.base.plugins import ROOT
+from cnn_harness.base.storage import locks
+from cnn_harness.base.storage.tables import VALIDATION_COLUMNS, Table
+from cnn_harness.harness.checkpoints import manifest
 
 RECORD = {"model": "resnet", "model_size": 8, "dataset": "cifar-10", "total_iterations": 6, "run_id": "ab"}
 

@@ -18,11 +18,11 @@ import pytest
 import tensorflow.compat.v1 as tf
 from commands import assert_same_bits, rows, run, succeed, timeless, variables
 
-from base import plugins
-from harness.checkpoints import find, write
-from harness.training.checkpointer import Checkpointer
-from harness.training.loop import TrainingLoop
-from log import RunLog
+from cnn_harness.base import plugins
+from cnn_harness.harness.checkpoints import find, write
+from cnn_harness.harness.training.checkpointer import Checkpointer
+from cnn_harness.harness.training.loop import TrainingLoop
+from cnn_harness.log import RunLog
 
 ROOT = plugins.ROOT
 WORDS = (

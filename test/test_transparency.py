@@ -16,19 +16,19 @@ import pytest
 import tensorflow.compat.v1 as tf
 from commands import Row, assert_same_bits, covering, moved
 
-import ipu_utils
-from base.errors import OptionError
-from emulator.lowering.tensorflow import OPERATIONS, Lowering
-from emulator.network.network import Node
-from emulator.plan.partition import PartitionError
-from emulator.plan.plan import ExecutionPlan
-from emulator.program import update
-from emulator.program.training_program import TrainingProgram
-from harness.commands import cli
-from harness.programs import build
-from harness.programs.build import training_program
-from harness.run.resolve import prepare
-from harness.run.run import Run
+from cnn_harness import ipu_utils
+from cnn_harness.base.errors import OptionError
+from cnn_harness.emulator.lowering.tensorflow import OPERATIONS, Lowering
+from cnn_harness.emulator.network.network import Node
+from cnn_harness.emulator.plan.partition import PartitionError
+from cnn_harness.emulator.plan.plan import ExecutionPlan
+from cnn_harness.emulator.program import update
+from cnn_harness.emulator.program.training_program import TrainingProgram
+from cnn_harness.harness.commands import cli
+from cnn_harness.harness.programs import build
+from cnn_harness.harness.programs.build import training_program
+from cnn_harness.harness.run.resolve import prepare
+from cnn_harness.harness.run.run import Run
 
 UPDATES = 9
 IMAGES = 100  # 9 updates of 48 samples are more than four epochs

@@ -11,7 +11,7 @@ import sys
 import pytest
 from commands import rows, succeed
 
-from base import plugins
+from cnn_harness.base import plugins
 
 ROOT = plugins.ROOT
 LEFT = {  # what each walk leaves: files, and rows of validation.csv

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from base import bounds
-from base.fields import short
-from base.storage import input_files
+from cnn_harness.base import bounds
+from cnn_harness.base.fields import short
+from cnn_harness.base.storage import input_files
 
 CONFIG = "config.json"
 _TENSORFLOW = {"norm_epsilon": 1e-3, "symmetric_padding": False}

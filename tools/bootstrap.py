@@ -11,6 +11,6 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from base.process import early_exit
+from cnn_harness.base.process import early_exit
 
 early_exit.install(os.path.basename(sys.argv[0]))

@@ -5,17 +5,14 @@ python tools/compare_runs.py logs/one logs/other --labels "1 replica" "16 replic
 
 from __future__ import annotations
 
-if not __package__:  # the file was started by its path, as a script
-    import bootstrap  # noqa: F401
-
 import argparse
 import sys
 from pathlib import Path
 
-from base.errors import OptionError
-from base.process import command_line
-from harness.commands import run_list
-from harness.reports import chart, output, training_chart
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.process import command_line
+from cnn_harness.harness.commands import run_list
+from cnn_harness.harness.reports import chart, output, training_chart
 
 
 def main(argv: list[str]) -> int:

@@ -30,7 +30,7 @@ def module() -> None:
 def poprun() -> None:
     """Run the command poprun."""
     _begin("poprun")
-    import poprun
+    from cnn_harness import poprun
 
     poprun.script()
 
@@ -38,7 +38,7 @@ def poprun() -> None:
 def gc_profile() -> None:
     """Run the command gc-profile."""
     _begin("gc-profile")
-    from harness.commands.gc_profile import main
+    from cnn_harness.harness.commands.gc_profile import main
 
     sys.exit(main())
 
@@ -46,7 +46,7 @@ def gc_profile() -> None:
 def gc_info() -> None:
     """Run the command gc-info."""
     _begin("gc-info")
-    from harness.commands.gc_info import main
+    from cnn_harness.harness.commands.gc_info import main
 
     sys.exit(main())
 
@@ -56,10 +56,10 @@ def _begin(prog: str) -> None:
     command with a one-line message."""
     has_script_folder = not (sys.flags.isolated or getattr(sys.flags, "safe_path", False))
     sys.path[: int(has_script_folder)] = [HERE]
-    from base.process import early_exit
+    from cnn_harness.base.process import early_exit
 
     early_exit.install(prog)
-    from base.process import commands
+    from cnn_harness.base.process import commands
 
     if prog != "cnn" and not commands.in_checkout():  # in a checkout, messages name scripts such as train.py instead
         commands.begin(commands.Call(prog="cnn", command=""))
@@ -67,8 +67,8 @@ def _begin(prog: str) -> None:
 
 def _run(prog: str, path: str) -> None:
     """Run the command that the first argument names as Python would run the command's file."""
-    from base.errors import OptionError
-    from base.process import commands
+    from cnn_harness.base.errors import OptionError
+    from cnn_harness.base.process import commands
 
     words = sys.argv[1:]
     if words[:1] == ["help"] and words[1:]:  # cnn help train
@@ -77,14 +77,14 @@ def _run(prog: str, path: str) -> None:
     name = "train" if listing else words[0] if words else ""
     row = commands.COMMANDS.get(name)
     if row is None:
-        from base.process import command_line
+        from cnn_harness.base.process import command_line
 
         sys.exit(command_line.run(prog, _answer, words, (OptionError,)))
     commands.begin(commands.Call(prog=prog, command=name, path=path))
     try:
         sys.argv[1:] = row.words(words if listing else words[1:])
     except OptionError as error:
-        from base.process import command_line
+        from cnn_harness.base.process import command_line
 
         print(f"{prog} {name}: error: {command_line.escaped_message(error)}", file=sys.stderr)
         sys.exit(2)
@@ -93,10 +93,10 @@ def _run(prog: str, path: str) -> None:
 
 def _answer(words: list[str]) -> int:
     """Print the help or the version; raise OptionError for an unknown command."""
-    from base import plugins, version
-    from base.errors import OptionError
-    from base.fields import short
-    from base.process import commands
+    from cnn_harness.base import plugins, version
+    from cnn_harness.base.errors import OptionError
+    from cnn_harness.base.fields import short
+    from cnn_harness.base.process import commands
 
     first = words[0] if words else _HELP[0]
     if first in _VERSION:

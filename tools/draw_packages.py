@@ -8,18 +8,15 @@ packages.
 
 from __future__ import annotations
 
-if not __package__:  # the file was started by its path, as a script
-    import bootstrap  # noqa: F401
-
 import ast
 import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from base import plugins
-from base.process import command_line
-from harness.reports import chart, output
+from cnn_harness.base import plugins
+from cnn_harness.base.process import command_line
+from cnn_harness.harness.reports import chart, output
 
 ROOT = plugins.ROOT
 PURPOSES = {  # the name of each package and its purpose in a few words

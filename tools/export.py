@@ -7,25 +7,22 @@ cnn export efficientnet-lite0 --to onnx
 
 from __future__ import annotations
 
-if not __package__:  # the file was started by its path, as a script
-    import bootstrap  # noqa: F401
-
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from base import bounds
-from base.errors import Failure, WrongInput
-from base.fields import escaped
-from base.process import command_line, tf_runtime
-from base.storage import files
-from harness.export import comparison, export_folder, export_options, file_formats, network
-from harness.export.comparison import ExportError
-from harness.export.export_options import ExportRequest
-from harness.export.file_formats import FORMATS, Content
-from harness.export.network import TrainedNetwork
-from harness.programs import embedded
+from cnn_harness.base import bounds
+from cnn_harness.base.errors import Failure, WrongInput
+from cnn_harness.base.fields import escaped
+from cnn_harness.base.process import command_line, tf_runtime
+from cnn_harness.base.storage import files
+from cnn_harness.harness.export import comparison, export_folder, export_options, file_formats, network
+from cnn_harness.harness.export.comparison import ExportError
+from cnn_harness.harness.export.export_options import ExportRequest
+from cnn_harness.harness.export.file_formats import FORMATS, Content
+from cnn_harness.harness.export.network import TrainedNetwork
+from cnn_harness.harness.programs import embedded
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,7 +51,7 @@ def main(argv: list[str]) -> int:
 def _export(request: ExportRequest, exported: TrainedNetwork, texts: Mapping[str, str]) -> None:
     """Write all files to a temporary folder; move them to the output folder if all agree with the checkpoint."""
     tf_runtime.import_tensorflow("3")
-    from harness.programs import build
+    from cnn_harness.harness.programs import build
 
     with export_folder.staged(request.output) as staging:
         checked = comparison.checking(exported)

@@ -16,9 +16,6 @@ that was stopped, repeat the call. Options after -- apply to every training.
 
 from __future__ import annotations
 
-if not __package__:  # the file was started by its path, as a script
-    import bootstrap  # noqa: F401
-
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
@@ -26,11 +23,11 @@ from functools import partial
 from pathlib import Path
 from statistics import mean, median
 
-from base.process import command_line
-from harness.commands import cli
-from harness.run.resolve import prepare
-from tools import study
-from tools.study import COLOURS, Dots, Failed, Result
+from cnn_harness.base.process import command_line
+from cnn_harness.harness.commands import cli
+from cnn_harness.harness.run.resolve import prepare
+from experiments import study
+from experiments.study import COLOURS, Dots, Failed, Result
 
 ONE_DEVICE = ("--shards", "1", "--no-pipeline-splits", "--no-enable-recomputation")
 SHORTER = ("--depth-coefficient", "0.5", "--epochs", "3", "--precision", "32.32", *ONE_DEVICE)

@@ -8,9 +8,6 @@ The command first checks the folder. Then it fits the classifier, and finally tr
 
 from __future__ import annotations
 
-if not __package__:  # the file was started by its path, as a script
-    import bootstrap  # noqa: F401
-
 import argparse
 import os
 import sys
@@ -18,21 +15,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import train
-from base import bounds
-from base.errors import Leave, OptionError
-from base.fields import escaped, short
-from base.process import command_line
-from base.process.signals import StopRequest
-from Datasets.sources import locate
-from harness.cluster import membership
-from harness.commands import answers, cli, hints
-from harness.finetuning import survey
-from harness.options.call import Call
-from harness.options.sections import RunOptions, flag
-from harness.report_page import run_folder, run_page
-from harness.run import data, validations
-from tools import report
+import cnn_harness.train as train
+from cnn_harness.base import bounds
+from cnn_harness.base.errors import Leave, OptionError
+from cnn_harness.base.fields import escaped, short
+from cnn_harness.base.process import command_line
+from cnn_harness.base.process.signals import StopRequest
+from cnn_harness.Datasets.sources import locate
+from cnn_harness.harness.cluster import membership
+from cnn_harness.harness.commands import answers, cli, hints
+from cnn_harness.harness.finetuning import survey
+from cnn_harness.harness.options.call import Call
+from cnn_harness.harness.options.sections import RunOptions, flag
+from cnn_harness.harness.report_page import run_folder, run_page
+from cnn_harness.harness.run import data, validations
+from cnn_harness.tools import report
 
 _INVALID = {
     "restore_path": "to resume, repeat the call without it, or use restore.py",

@@ -9,9 +9,6 @@ Gauss-Newton steps on logarithms. The fit assumes that rates are known to 5 %, a
 
 from __future__ import annotations
 
-if not __package__:  # the file was started by its path, as a script
-    import bootstrap  # noqa: F401
-
 import math
 import re
 import statistics
@@ -22,18 +19,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from base import plugins
-from base.errors import OptionError
-from base.process import command_line
-from emulator.cost_model import constants
-from emulator.cost_model.constants import BOUNDS, FACTORS, NAMES, PRIOR, Constants
-from emulator.cost_model.kernels import SegmentCosts
-from emulator.cost_model.prediction import predict
-from emulator.cost_model.systems import SYSTEMS
-from harness.planning import scaling
-from harness.planning.plan_options import run_of
-from harness.reports import chart, output
-from harness.reports.chart import ALL, AXIS, BLUE, RED, Box, Dot, Rows
+from cnn_harness.base import plugins
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.process import command_line
+from cnn_harness.emulator.cost_model import constants
+from cnn_harness.emulator.cost_model.constants import BOUNDS, FACTORS, NAMES, PRIOR, Constants
+from cnn_harness.emulator.cost_model.kernels import SegmentCosts
+from cnn_harness.emulator.cost_model.prediction import predict
+from cnn_harness.emulator.cost_model.systems import SYSTEMS
+from cnn_harness.harness.planning import scaling
+from cnn_harness.harness.planning.plan_options import run_of
+from cnn_harness.harness.reports import chart, output
+from cnn_harness.harness.reports.chart import ALL, AXIS, BLUE, RED, Box, Dot, Rows
 
 RATE_ERROR = 0.05
 STEPS = 30

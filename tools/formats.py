@@ -9,9 +9,6 @@ Each run has its own core. To resume a study that was stopped, repeat the call. 
 
 from __future__ import annotations
 
-if not __package__:  # the file was started by its path, as a script
-    import bootstrap  # noqa: F401
-
 import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,11 +16,11 @@ from functools import partial
 from pathlib import Path
 from statistics import mean
 
-from base import plugins
-from base.errors import OptionError
-from base.process import command_line
-from tools import study
-from tools.study import COLOURS, Dots, Result
+from cnn_harness.base import plugins
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.process import command_line
+from experiments import study
+from experiments.study import COLOURS, Dots, Result
 
 NETWORKS: Mapping[str, tuple[str, ...]] = {
     "quickstart": ("--config", "quickstart"),

@@ -20,9 +20,6 @@ To save a .npz from Keras:
 
 from __future__ import annotations
 
-if not __package__:  # the file was started by its path, as a script
-    import bootstrap  # noqa: F401
-
 import argparse
 import os
 import sys
@@ -33,16 +30,16 @@ from typing import Any
 
 import numpy as np
 
-from base import plugins
-from base.fields import check_fields
-from base.process import command_line
-from Datasets.formats import preprocessing
-from Datasets.formats.class_names import IMAGENET_CLASSES
-from harness.checkpoints import weights_file
-from harness.commands import hints
-from harness.options.sections import DatasetOptions
-from tools import architectures, weight_files, weight_names
-from tools.architectures import Description, ImportFailure
+from cnn_harness.base import plugins
+from cnn_harness.base.fields import check_fields
+from cnn_harness.base.process import command_line
+from cnn_harness.Datasets.formats import preprocessing
+from cnn_harness.Datasets.formats.class_names import IMAGENET_CLASSES
+from cnn_harness.harness.checkpoints import weights_file
+from cnn_harness.harness.commands import hints
+from cnn_harness.harness.options.sections import DatasetOptions
+from cnn_harness.tools import architectures, weight_files, weight_names
+from cnn_harness.tools.architectures import Description, ImportFailure
 
 IMAGENET = preprocessing.UNIT_MEAN, preprocessing.UNIT_DEVIATION
 WRONG = (ImportFailure, weights_file.NpzError)

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from base.fields import short
-from Datasets.formats.preprocessing import UNIT_DEVIATION, UNIT_MEAN
+from cnn_harness.base.fields import short
+from cnn_harness.Datasets.formats.preprocessing import UNIT_DEVIATION, UNIT_MEAN
 
 # The input of the network is pixel * scale + offset, with pixels from 0 to 255.
 SCALE, OFFSET = "preprocessing/scale", "preprocessing/offset"

@@ -11,26 +11,23 @@ python tools/paper.py --svg docs/paper.svg   also draw accuracy against predicte
 
 from __future__ import annotations
 
-if not __package__:  # the file was started by its path, as a script
-    import bootstrap  # noqa: F401
-
 import argparse
 import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
 
-from base.errors import OptionError
-from base.process import command_line
-from emulator.cost_model.prediction import Prediction, predict
-from emulator.cost_model.systems import SYSTEMS
-from harness.options.configs import ConfigFile
-from harness.options.sources import DEFAULT_CONFIG_PATH
-from harness.planning.plan_options import run_of
-from harness.reports import chart, output
-from harness.reports.chart import BLUE, GREEN, GREY, ORANGE, SAND, Curves, Line
-from harness.reports.predicted_rate import MIB
-from tools import fit_planner
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.process import command_line
+from cnn_harness.emulator.cost_model.prediction import Prediction, predict
+from cnn_harness.emulator.cost_model.systems import SYSTEMS
+from cnn_harness.harness.options.configs import ConfigFile
+from cnn_harness.harness.options.sources import DEFAULT_CONFIG_PATH
+from cnn_harness.harness.planning.plan_options import run_of
+from cnn_harness.harness.reports import chart, output
+from cnn_harness.harness.reports.chart import BLUE, GREEN, GREY, ORANGE, SAND, Curves, Line
+from cnn_harness.harness.reports.predicted_rate import MIB
+from cnn_harness.tools import fit_planner
 
 BOTTOM = 78.0  # lowest accuracy in the chart, in %
 NAME = re.compile(r"(B\d)-(\w+)-(\w+)-(\w+)_16IPU_\dx\d")

@@ -7,20 +7,17 @@ cnn plan --config B4-G16-GN-Native_16IPU_4x4 --search --html plan.html
 
 from __future__ import annotations
 
-if not __package__:  # the file was started by its path, as a script
-    import bootstrap  # noqa: F401
-
 import json
 import sys
 from collections.abc import Sequence
 
-from emulator.cost_model import variants
-from emulator.cost_model.prediction import predict
-from harness.commands import answers
-from harness.planning import plan_options, plan_page, plan_table, planned_config
-from harness.planning.plan_options import PlanRequest
-from harness.planning.planned_config import Planned
-from harness.reports import output
+from cnn_harness.emulator.cost_model import variants
+from cnn_harness.emulator.cost_model.prediction import predict
+from cnn_harness.harness.commands import answers
+from cnn_harness.harness.planning import plan_options, plan_page, plan_table, planned_config
+from cnn_harness.harness.planning.plan_options import PlanRequest
+from cnn_harness.harness.planning.planned_config import Planned
+from cnn_harness.harness.reports import output
 
 
 def main(argv: Sequence[str]) -> int:

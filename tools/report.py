@@ -10,24 +10,21 @@ cnn report logs/<run> logs/<other> --html both.html   compare two runs
 
 from __future__ import annotations
 
-if not __package__:  # the file was started by its path, as a script
-    import bootstrap  # noqa: F401
-
 import argparse
 import sys
 from functools import partial
 from pathlib import Path
 
-from base.errors import OptionError
-from base.fields import escaped
-from base.process import command_line
-from harness.checkpoints import find
-from harness.checkpoints.checkpoint import Checkpoint
-from harness.commands import answers, run_list
-from harness.report_page import run_folder, run_page
-from harness.report_page.run_folder import RunFolder
-from harness.report_page.run_page import FILE, MAX_RUNS, Reported
-from harness.reports import output
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.fields import escaped
+from cnn_harness.base.process import command_line
+from cnn_harness.harness.checkpoints import find
+from cnn_harness.harness.checkpoints.checkpoint import Checkpoint
+from cnn_harness.harness.commands import answers, run_list
+from cnn_harness.harness.report_page import run_folder, run_page
+from cnn_harness.harness.report_page.run_folder import RunFolder
+from cnn_harness.harness.report_page.run_page import FILE, MAX_RUNS, Reported
+from cnn_harness.harness.reports import output
 
 
 def main(argv: list[str]) -> int:
@@ -79,7 +76,7 @@ def _run(path: Path) -> tuple[Path, Checkpoint | None]:
 def _evaluated(run: RunFolder, checkpoint: Checkpoint | None) -> Reported:
     """Return a run with the predictions of this checkpoint, or of its newest if None. If that fails, return the run with the
     reason."""
-    from harness.report_page import validation_results
+    from cnn_harness.harness.report_page import validation_results
 
     say = partial(print, file=sys.stderr)
     try:

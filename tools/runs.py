@@ -7,9 +7,6 @@ cnn runs logs --remove RN8_bs8_BN_16.16_YH8
 
 from __future__ import annotations
 
-if not __package__:  # the file was started by its path, as a script
-    import bootstrap  # noqa: F401
-
 import argparse
 import json
 import os
@@ -18,13 +15,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from base import plugins
-from base.errors import OptionError
-from base.fields import escaped, short
-from base.process import command_line
-from base.storage import locks
-from harness.commands import answers, run_list
-from harness.commands.run_list import RUNNING, RunSummary
+from cnn_harness.base import plugins
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.fields import escaped, short
+from cnn_harness.base.process import command_line
+from cnn_harness.base.storage import locks
+from cnn_harness.harness.commands import answers, run_list
+from cnn_harness.harness.commands.run_list import RUNNING, RunSummary
 
 _ORDER = "time"
 

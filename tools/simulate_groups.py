@@ -10,9 +10,6 @@ times the bytes of the gradients, and takes 2 (n - 1) steps of half a round trip
 
 from __future__ import annotations
 
-if not __package__:  # the file was started by its path, as a script
-    import bootstrap  # noqa: F401
-
 import argparse
 import itertools
 import random
@@ -20,11 +17,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from base.errors import OptionError
-from base.process import command_line
-from harness.processes import checkpoint_interval
-from harness.reports import chart, output
-from harness.reports.chart import Box, Rows
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.process import command_line
+from cnn_harness.harness.processes import checkpoint_interval
+from cnn_harness.harness.reports import chart, output
+from cnn_harness.harness.reports.chart import Box, Rows
 
 INSTANCES = (16, 64, 256, 1024)
 _UPDATES = 500  # simulated updates for the mean wait for the slowest instance

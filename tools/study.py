@@ -22,14 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 
-from base.errors import OptionError
-from base.plugins import ROOT
-from base.process import command_line
-from base.storage import locks
-from harness.checkpoints import find
-from harness.processes.folders import FolderError
-from harness.reports import chart
-from harness.reports.chart import Box, Dot, Rows
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.plugins import ROOT
+from cnn_harness.base.process import command_line
+from cnn_harness.base.storage import locks
+from cnn_harness.harness.checkpoints import find
+from cnn_harness.harness.processes.folders import FolderError
+from cnn_harness.harness.reports import chart
+from cnn_harness.harness.reports.chart import Box, Dot, Rows
 
 COLOURS = (chart.PURPLE, chart.BLUE, chart.GREEN, chart.SAND, chart.ORANGE)
 RUNNING: dict[int, subprocess.Popen[str]] = {}  # running commands by process ID

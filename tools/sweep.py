@@ -22,9 +22,6 @@ To resume a sweep that was stopped or killed, repeat the call. To add trials, ad
 
 from __future__ import annotations
 
-if not __package__:  # the file was started by its path, as a script
-    import bootstrap  # noqa: F401
-
 import argparse
 import csv
 import hashlib
@@ -44,21 +41,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from base import keys, plugins
-from base.errors import DataError, OptionError, parts
-from base.fields import decimal_number, short, whole_number
-from base.process import command_line, orphans
-from base.process.signals import Signals, StopRequest
-from base.storage import files, locks, tables
-from emulator.plan.plan import PlanError
-from harness.cluster import membership
-from harness.commands import answers, cli, hints
-from harness.options.call import Call
-from harness.options.configs import ConfigFile, Entry
-from harness.options.sections import flag
-from harness.processes import launch
-from harness.run import validations
-from harness.run.resolve import prepare
+from cnn_harness.base import keys, plugins
+from cnn_harness.base.errors import DataError, OptionError, parts
+from cnn_harness.base.fields import decimal_number, short, whole_number
+from cnn_harness.base.process import command_line, orphans
+from cnn_harness.base.process.signals import Signals, StopRequest
+from cnn_harness.base.storage import files, locks, tables
+from cnn_harness.emulator.plan.plan import PlanError
+from cnn_harness.harness.cluster import membership
+from cnn_harness.harness.commands import answers, cli, hints
+from cnn_harness.harness.options.call import Call
+from cnn_harness.harness.options.configs import ConfigFile, Entry
+from cnn_harness.harness.options.sections import flag
+from cnn_harness.harness.processes import launch
+from cnn_harness.harness.run import validations
+from cnn_harness.harness.run.resolve import prepare
 
 MAX_TRIALS = 1000
 SEED = 1  # every trial has this seed by default, so that trials differ only in the options that vary

@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from base import bounds
-from base.fields import short
-from base.storage import input_files
-from harness.checkpoints import weights_file
-from tools import keras_layers
-from tools.architectures import ImportFailure
+from cnn_harness.base import bounds
+from cnn_harness.base.fields import short
+from cnn_harness.base.storage import input_files
+from cnn_harness.harness.checkpoints import weights_file
+from cnn_harness.tools import keras_layers
+from cnn_harness.tools.architectures import ImportFailure
 
 TORCH = (".pth", ".pt", ".bin")
 HDF5 = (".h5", ".hdf5")

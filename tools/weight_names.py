@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from base import plugins
-from base.fields import short
-from emulator.network.recorder import record
-from tools import keras_layers
-from tools.architectures import UNKNOWN, Description, ImportFailure
+from cnn_harness.base import plugins
+from cnn_harness.base.fields import short
+from cnn_harness.emulator.network.recorder import record
+from cnn_harness.tools import keras_layers
+from cnn_harness.tools.architectures import UNKNOWN, Description, ImportFailure
 
 NORM = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_variance"}
 BATCH_NORM = {"batch_norm": True, "group_norm": False}

@@ -6,8 +6,8 @@ import sys
 import threading
 from collections.abc import Callable
 
-from base.errors import DataError
-from base.fields import escaped
+from cnn_harness.base.errors import DataError
+from cnn_harness.base.fields import escaped
 
 REMEDY = "repair or remove it, or skip bad records with --skip-bad-records NUMBER"
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from base.errors import DataError
-from base.storage import input_files
-from base.storage.input_files import Slices
+from cnn_harness.base.errors import DataError
+from cnn_harness.base.storage import input_files
+from cnn_harness.base.storage.input_files import Slices
 
 SIDE = 32
 PIXEL_BYTES = 3 * SIDE * SIDE  # the red values come first, then the green and the blue values

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from base import bounds
-from base.errors import DataError
-from base.fields import decimal_number, short
-from base.storage import input_files
-from Datasets._spec import DataSpec
+from cnn_harness.base import bounds
+from cnn_harness.base.errors import DataError
+from cnn_harness.base.fields import decimal_number, short
+from cnn_harness.base.storage import input_files
+from cnn_harness.Datasets._spec import DataSpec
 
 FILE = "labels.txt"
 _MAX_BYTES = 16 << 20  # limit for labels.txt: a few hundred thousand classes

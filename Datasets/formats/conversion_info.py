@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from base import bounds
-from base.errors import DataError
-from base.fields import escaped
-from base.storage import input_files
+from cnn_harness.base import bounds
+from cnn_harness.base.errors import DataError
+from cnn_harness.base.fields import escaped
+from cnn_harness.base.storage import input_files
 
 FILE = "conversion.json"
 UNFINISHED = "conversion.unfinished"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from base import bounds
-from base.errors import DataError
-from base.storage import input_files
+from cnn_harness.base import bounds
+from cnn_harness.base.errors import DataError
+from cnn_harness.base.storage import input_files
 
 IDX_FILES = tuple(f"{split}-{kind}-ubyte" for split in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")

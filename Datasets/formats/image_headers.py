@@ -15,8 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
-from base.errors import DataError
-from base.storage import input_files
+from cnn_harness.base.errors import DataError
+from cnn_harness.base.storage import input_files
 
 if TYPE_CHECKING:
     from PIL import Image

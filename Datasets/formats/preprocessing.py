@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from Datasets._spec import DataSpec, ReadRequest
+from cnn_harness.Datasets._spec import DataSpec, ReadRequest
 
 CHANNEL_MEAN = (123.68, 116.78, 103.94)  # for pixels from 0 to 255; red, green, blue
 UNIT_MEAN = (0.485, 0.456, 0.406)  # for pixels from 0 to 1

@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from Datasets.formats import class_names
+from cnn_harness.Datasets.formats import class_names
 
 Texts = Iterable[tuple[int, str]]  # labels of records, and the class names in them
 _CODE = re.compile(r"n?\d+", re.ASCII)  # numbers, and names of ImageNet's classes such as n01440764

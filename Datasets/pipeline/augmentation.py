@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from base import draws
+from cnn_harness.base import draws
 
 FRAME = 4  # zero pixels added on every side of a small image before its random crop
 

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from base import draws
-from Datasets._spec import ReadRequest
+from cnn_harness.base import draws
+from cnn_harness.Datasets._spec import ReadRequest
 
 FILL = 128.0  # grey value of erased rectangles and of pixels from outside the image.
 LEAST_SHARE, MOST_SHARE = 0.02, 0.4  # limits of the erased share of the area.

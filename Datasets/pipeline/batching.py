@@ -12,8 +12,8 @@ import os
 
 import tensorflow.compat.v1 as tf
 
-from base import draws
-from Datasets._spec import ReadRequest
+from cnn_harness.base import draws
+from cnn_harness.Datasets._spec import ReadRequest
 
 _ENDLESS = 1 << 60
 _CHUNK_SAMPLES = 256  # with fewer samples, the overhead per call exceeds the work on 32 x 32 images

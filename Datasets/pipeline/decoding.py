@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from base.errors import DataError
-from base.process import tf_runtime
-from base.storage import input_files
-from Datasets.formats import image_headers, preprocessing
-from Datasets.pipeline import augmentation
+from cnn_harness.base.errors import DataError
+from cnn_harness.base.process import tf_runtime
+from cnn_harness.base.storage import input_files
+from cnn_harness.Datasets.formats import image_headers, preprocessing
+from cnn_harness.Datasets.pipeline import augmentation
 
 LONGEST = 32  # an image is cropped before resizing if its longer side exceeds 32 times its shorter side
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from base.errors import DataError
-from Datasets._spec import DataSpec, ReadRequest
-from Datasets.formats import image_headers
-from Datasets.pipeline import augmentation, decoding, normalisation
+from cnn_harness.base.errors import DataError
+from cnn_harness.Datasets._spec import DataSpec, ReadRequest
+from cnn_harness.Datasets.formats import image_headers
+from cnn_harness.Datasets.pipeline import augmentation, decoding, normalisation
 
 
 def load(images: Sequence[str | np.ndarray], spec: DataSpec, request: ReadRequest, first: int = 0) -> np.ndarray:

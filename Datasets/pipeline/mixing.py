@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import tensorflow.compat.v1 as tf
 
-from base import draws
+from cnn_harness.base import draws
 
 _CANDIDATES = 8
 _SMALLEST_ALPHA = 1e-300  # smaller alphas are raised to this, which mixes nothing and keeps logarithms finite

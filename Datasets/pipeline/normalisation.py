@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from Datasets._spec import ReadRequest
-from Datasets.formats import preprocessing
-from Datasets.pipeline.augmentation import FRAME, Cuts, no_cuts, sized
+from cnn_harness.Datasets._spec import ReadRequest
+from cnn_harness.Datasets.formats import preprocessing
+from cnn_harness.Datasets.pipeline.augmentation import FRAME, Cuts, no_cuts, sized
 
 
 def standardise(image: tf.Tensor) -> tf.Tensor:

@@ -17,12 +17,12 @@ from functools import partial
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from base import draws
-from base.errors import DataError
-from Datasets._spec import InputStage, ReadRequest, Records
-from Datasets.formats import tf_example
-from Datasets.formats.bad_records import Tolerance
-from Datasets.pipeline import augmentation, auto_augment, batching, decoding, normalisation, record_reader
+from cnn_harness.base import draws
+from cnn_harness.base.errors import DataError
+from cnn_harness.Datasets._spec import InputStage, ReadRequest, Records
+from cnn_harness.Datasets.formats import tf_example
+from cnn_harness.Datasets.formats.bad_records import Tolerance
+from cnn_harness.Datasets.pipeline import augmentation, auto_augment, batching, decoding, normalisation, record_reader
 
 _READ_TOGETHER = 32  # number of records read by one call into Python.
 _READERS = 4  # number of such calls at once, because most of the time is spent waiting for the disk.

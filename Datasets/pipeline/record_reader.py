@@ -10,13 +10,13 @@ from typing import NoReturn
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from base import host_limits
-from base.errors import DataError
-from base.process import tf_runtime
-from Datasets._spec import ReadRequest, Records
-from Datasets.formats import tf_example
-from Datasets.formats.bad_records import REMEDY
-from Datasets.pipeline import batching, decoding
+from cnn_harness.base import host_limits
+from cnn_harness.base.errors import DataError
+from cnn_harness.base.process import tf_runtime
+from cnn_harness.Datasets._spec import ReadRequest, Records
+from cnn_harness.Datasets.formats import tf_example
+from cnn_harness.Datasets.formats.bad_records import REMEDY
+from cnn_harness.Datasets.pipeline import batching, decoding
 
 _CACHE_SHARE = 4  # the cache uses at most a quarter of the memory that the process may use
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from Datasets._spec import ReadRequest
-from Datasets.pipeline import augmentation, auto_augment, batching, normalisation
+from cnn_harness.Datasets._spec import ReadRequest
+from cnn_harness.Datasets.pipeline import augmentation, auto_augment, batching, normalisation
 
 _SIDE = 32
 

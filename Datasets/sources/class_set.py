@@ -12,11 +12,11 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from base.errors import DataError
-from Datasets.formats import class_names, part_names
-from Datasets.formats.split_names import split_of
-from Datasets.sources import image_tree
-from Datasets.sources.split_folders import CLASSES_HINT, listed
+from cnn_harness.base.errors import DataError
+from cnn_harness.Datasets.formats import class_names, part_names
+from cnn_harness.Datasets.formats.split_names import split_of
+from cnn_harness.Datasets.sources import image_tree
+from cnn_harness.Datasets.sources.split_folders import CLASSES_HINT, listed
 
 _LISTS = (".csv", ".tsv", ".json", ".jsonl", ".xlsx", ".parquet")
 _FEW = 10  # pairs are searched in at most this number of folders, because images have few folders of masks

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from Datasets._spec import DataSpec, InputStage, ReadRequest, whole_stream
+from cnn_harness.Datasets._spec import DataSpec, InputStage, ReadRequest, whole_stream
 
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf
@@ -38,14 +38,14 @@ class GeneratedSource:
         self.spec = spec
 
     def train(self, request: ReadRequest) -> tf.data.Dataset:
-        from Datasets.pipeline import batching
+        from cnn_harness.Datasets.pipeline import batching
 
         return self._stream(batching.training_positions(request, request.batch_size), request, None)
 
     def validation(self, request: ReadRequest) -> tf.data.Dataset:
         import tensorflow.compat.v1 as tf
 
-        from Datasets.pipeline import batching
+        from cnn_harness.Datasets.pipeline import batching
 
         size, batch = self.spec.validation_images, request.batch_size
         samples = tf.data.Dataset.range(batching.validation_micro_batches(request, size) * batch)
@@ -57,7 +57,7 @@ class GeneratedSource:
 
     def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:
         """Normalise images like the imitated data set."""
-        from Datasets.pipeline import normalisation
+        from cnn_harness.Datasets.pipeline import normalisation
 
         if self.spec.standardised:
             return normalisation.standardised_on_device(image, request, moments)
@@ -66,7 +66,7 @@ class GeneratedSource:
     def _stream(self, positions: tf.data.Dataset, request: ReadRequest, size: int | None) -> tf.data.Dataset:
         import tensorflow.compat.v1 as tf
 
-        from Datasets.pipeline import batching
+        from cnn_harness.Datasets.pipeline import batching
 
         once = tf.data.Dataset.from_tensors(0).map(lambda _: _sample(self.spec, request)).cache().repeat()
 
@@ -88,8 +88,8 @@ def _sample(spec: DataSpec, request: ReadRequest) -> dict[str, tf.Tensor]:
     """
     import tensorflow.compat.v1 as tf
 
-    from base import draws
-    from Datasets.pipeline import augmentation, normalisation
+    from cnn_harness.base import draws
+    from cnn_harness.Datasets.pipeline import augmentation, normalisation
 
     side = request.image_size
     drawn = tf.random.stateless_truncated_normal(

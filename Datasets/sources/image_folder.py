@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from base import bounds
-from base.errors import DataError
-from base.fields import short
-from base.storage import input_files
-from Datasets.formats import class_names, image_headers, part_names, split_names
-from Datasets.formats.image_headers import MAX_BYTES
-from Datasets.sources import class_set, image_tree, split_folders
-from Datasets.sources.split_folders import Splits, listed
+from cnn_harness.base import bounds
+from cnn_harness.base.errors import DataError
+from cnn_harness.base.fields import short
+from cnn_harness.base.storage import input_files
+from cnn_harness.Datasets.formats import class_names, image_headers, part_names, split_names
+from cnn_harness.Datasets.formats.image_headers import MAX_BYTES
+from cnn_harness.Datasets.sources import class_set, image_tree, split_folders
+from cnn_harness.Datasets.sources.split_folders import Splits, listed
 
 _ANNOTATIONS = "_annotations.txt"  # end of the name of a list of validation images, as in Tiny ImageNet.
 _MAX_LIST = 1 << 26  # bytes of such a list; this is enough for a million images.
@@ -227,7 +227,7 @@ class FileIndex:
 
     def payload(self, record: int) -> bytes:
         """Return a record with the file's bytes and label."""
-        from Datasets.formats import tf_example
+        from cnn_harness.Datasets.formats import tf_example
 
         file, label = self._images[record]
         try:

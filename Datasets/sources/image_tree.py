@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from base.errors import DataError
-from Datasets.formats import image_headers
+from cnn_harness.base.errors import DataError
+from cnn_harness.Datasets.formats import image_headers
 
 _SUFFIXES = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".bmp", ".dib", ".tif", ".tiff", ".webp", ".heic", ".heif", ".avif",

@@ -9,8 +9,8 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from base.errors import DataError
-from Datasets._spec import OpenRequest
+from cnn_harness.base.errors import DataError
+from cnn_harness.Datasets._spec import OpenRequest
 
 MAX_FOLDERS = 20_000  # limit on the number of searched folders
 _NAMES_IN_PATHS = (  # text in the path, and data set; the first matching row counts
@@ -24,8 +24,8 @@ _NAMES_IN_PATHS = (  # text in the path, and data set; the first matching row co
 
 def infer(data_dir: str, source: str = "--data-dir") -> str:
     """Return the data set's name: imagefolder for a folder with class folders, else by words in the path."""
-    from Datasets.formats import tfrecord
-    from Datasets.sources import image_tree
+    from cnn_harness.Datasets.formats import tfrecord
+    from cnn_harness.Datasets.sources import image_tree
 
     folder = Path(data_dir)
     if folder.is_dir() and not tfrecord.shard_names(folder, "train") and image_tree.named_below(folder):

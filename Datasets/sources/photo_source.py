@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from base.errors import DataError
-from Datasets._spec import DataSpec, InputStage, OpenRequest, ReadRequest, Records, digest, whole_stream
-from Datasets.formats import conversion_info
-from Datasets.formats.bad_records import Tolerance
-from Datasets.formats.tfrecord import RecordIndex
-from Datasets.sources import record_sample
+from cnn_harness.base.errors import DataError
+from cnn_harness.Datasets._spec import DataSpec, InputStage, OpenRequest, ReadRequest, Records, digest, whole_stream
+from cnn_harness.Datasets.formats import conversion_info
+from cnn_harness.Datasets.formats.bad_records import Tolerance
+from cnn_harness.Datasets.formats.tfrecord import RecordIndex
+from cnn_harness.Datasets.sources import record_sample
 
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf
@@ -64,12 +64,12 @@ class PhotoSource:
         self.tolerance = tolerance
 
     def train(self, request: ReadRequest) -> tf.data.Dataset:
-        from Datasets.pipeline import photo_stream
+        from cnn_harness.Datasets.pipeline import photo_stream
 
         return photo_stream.train_stream(self._train, request, self.spec.labels, self.tolerance)
 
     def validation(self, request: ReadRequest) -> tf.data.Dataset:
-        from Datasets.pipeline import photo_stream
+        from cnn_harness.Datasets.pipeline import photo_stream
 
         if not self._validation:
             raise DataError(f"data set {self.spec.name}: {self.missing}, or train with --no-validation")
@@ -83,7 +83,7 @@ class PhotoSource:
 
     def stages(self, request: ReadRequest, training: bool) -> list[InputStage]:
         """Return the training stages read, decode, augment and batch, or validation as a single stage."""
-        from Datasets.pipeline import photo_stream
+        from cnn_harness.Datasets.pipeline import photo_stream
 
         if not training:
             return whole_stream(self, request, training)
@@ -103,6 +103,6 @@ class PhotoSource:
 
     def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:
         """Normalise the images, unless the stream has already done so."""
-        from Datasets.pipeline import normalisation
+        from cnn_harness.Datasets.pipeline import normalisation
 
         return normalisation.normalised_on_device(image, request)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from base.errors import DataError
-from Datasets._spec import sampled
-from Datasets.formats import class_names, record_texts, tf_example
-from Datasets.formats.bad_records import REMEDY
-from Datasets.formats.tfrecord import RecordIndex
+from cnn_harness.base.errors import DataError
+from cnn_harness.Datasets._spec import sampled
+from cnn_harness.Datasets.formats import class_names, record_texts, tf_example
+from cnn_harness.Datasets.formats.bad_records import REMEDY
+from cnn_harness.Datasets.formats.tfrecord import RecordIndex
 
 _COMPARED = 4  # for each sampled validation record, number of training records with which it is compared
 

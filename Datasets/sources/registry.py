@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from base import plugins
-from base.errors import DataError
-from Datasets._spec import DataSpec
+from cnn_harness.base import plugins
+from cnn_harness.base.errors import DataError
+from cnn_harness.Datasets._spec import DataSpec
 
 
 def table(name: str) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from base.errors import DataError
-from Datasets._spec import DataSpec, InputStage, ReadRequest, whole_stream
-from Datasets.formats.binary_records import Gatherer, RecordLayout, checked, records_digest
+from cnn_harness.base.errors import DataError
+from cnn_harness.Datasets._spec import DataSpec, InputStage, ReadRequest, whole_stream
+from cnn_harness.Datasets.formats.binary_records import Gatherer, RecordLayout, checked, records_digest
 
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf
@@ -34,13 +34,13 @@ class BinarySource:
         self.spec = replace(spec, train_images=sum(map(len, self._train)), validation_images=sum(map(len, self._validation)))
 
     def train(self, request: ReadRequest) -> tf.data.Dataset:
-        from Datasets.pipeline import small_images
+        from cnn_harness.Datasets.pipeline import small_images
 
         gather = Gatherer(self._train, self._layout, request.dataset_cache)
         return small_images.train_stream(gather, self.spec.train_images, request)
 
     def validation(self, request: ReadRequest) -> tf.data.Dataset:
-        from Datasets.pipeline import small_images
+        from cnn_harness.Datasets.pipeline import small_images
 
         if not self._validation:
             raise DataError(f"data set {self.spec.name}: {self.missing}, or train with --no-validation")
@@ -76,6 +76,6 @@ class BinarySource:
 
         Float images were standardised on the host, before padding and cropping.
         """
-        from Datasets.pipeline import normalisation
+        from cnn_harness.Datasets.pipeline import normalisation
 
         return normalisation.standardised_on_device(image, request, moments)

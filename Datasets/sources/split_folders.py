@@ -10,11 +10,11 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from base.errors import DataError
-from Datasets.formats import part_names
-from Datasets.formats.class_names import normal
-from Datasets.formats.split_names import TEST, TRAIN, VALIDATION, split_of
-from Datasets.sources import image_tree
+from cnn_harness.base.errors import DataError
+from cnn_harness.Datasets.formats import part_names
+from cnn_harness.Datasets.formats.class_names import normal
+from cnn_harness.Datasets.formats.split_names import TEST, TRAIN, VALIDATION, split_of
+from cnn_harness.Datasets.sources import image_tree
 
 SPLITS_HINT = "set --train-dir and --validation-dir to the folders of the splits"
 CLASSES_HINT = "if these are classes, set --train-dir to the folder around them"

@@ -16,9 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from base import errors, plugins, version
-from base.fields import decimal_number, escaped, short
-from base.process import commands, early_exit, orphans, signals, tf_runtime
+from cnn_harness.base import errors, plugins, version
+from cnn_harness.base.fields import decimal_number, escaped, short
+from cnn_harness.base.process import commands, early_exit, orphans, signals, tf_runtime
 
 _UNLIMITED = 999_999_999
 _OF_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)  # errors caused by the path that the user gave

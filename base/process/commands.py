@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from base.errors import OptionError
-from base.fields import escaped
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.fields import escaped
 
 _ANSWERED = ("--predict", "-h", "--help", "--version", "--list-configs")  # with these options, `cnn predict` needs no photos
 PACKAGE = "cnn_harness"  # the only folder with code that an installation creates in site-packages

@@ -38,7 +38,7 @@ def mark_begun(prog: str) -> None:
 
 def _as_called(prog: str) -> str:
     """Return the name for the beginning of messages. The table of commands is imported so early only by `cnn`."""
-    commands = sys.modules.get("base.process.commands")
+    commands = sys.modules.get("cnn_harness.base.process.commands")
     return commands.prog(prog) if commands else prog
 
 
@@ -48,7 +48,7 @@ def missing_package_message(error: BaseException) -> str | None:
     if not isinstance(error, ModuleNotFoundError) or name.split(".")[0] not in INSTALLED:
         return None
     remedy = "run `make setup`, which installs it for .venv/bin/python"
-    from base.process import commands
+    from cnn_harness.base.process import commands
 
     if not commands.in_checkout():
         remedy = "install the wheel again, without --no-deps"
@@ -59,7 +59,7 @@ def starved_message(error: BaseException) -> str | None:
     """Return the message if an import ran out of memory; None for any other error."""
     if isinstance(error, MemoryError):  # no options have been read yet, so suggest none
         return "out of memory: raise the limit (ulimit -v, ulimit -d)"
-    from base.process import tf_runtime
+    from cnn_harness.base.process import tf_runtime
 
     return tf_runtime.starved_message(error)
 

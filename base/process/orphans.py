@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Mapping
 
-from base.process import signals
+from cnn_harness.base.process import signals
 
 MARK = "POPRUN_PROCESS"  # a process with this environment variable ends if its parent has ended.
 _OF_MPIRUN = "OMPI_COMM_WORLD_RANK"  # environment variable that mpirun sets, with or without poprun

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
 
-from base.process import printed
+from cnn_harness.base.process import printed
 
 _WIDTH = 30  # width of the bar in characters
 _REDRAWN = 0.1  # seconds between two updates of the bar

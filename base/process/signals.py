@@ -21,8 +21,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, TextIO
 
-from base.fields import escaped
-from base.process import early_exit
+from cnn_harness.base.fields import escaped
+from cnn_harness.base.process import early_exit
 
 URGENT = (signal.SIGINT, signal.SIGTERM)  # the second of these signals ends the process at once
 STANDARD_OUTPUT = "standard output"  # the file name in errors about standard output

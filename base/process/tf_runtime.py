@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 
-from base.errors import OptionError, WrongInput
+from cnn_harness.base.errors import OptionError, WrongInput
 
 _HEADINGS = (
     "Graph execution error",

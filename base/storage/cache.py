@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from base import bounds
-from base.errors import DataError
-from base.storage import input_files
+from cnn_harness.base import bounds
+from cnn_harness.base.errors import DataError
+from cnn_harness.base.storage import input_files
 
 _PROJECT = "cnn-harness"
 _RECORD = "checksums.json"

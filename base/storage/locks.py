@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from base.errors import OptionError
-from base.storage import files
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.storage import files
 
 FILE = ".lock"
 _MOMENT = 0.05  # seconds before the second attempt to lock a folder

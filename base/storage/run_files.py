@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from base.storage import locks
-from base.storage.tables import TABLES
+from cnn_harness.base.storage import locks
+from cnn_harness.base.storage.tables import TABLES
 
 ARGUMENTS = ("arguments.json", "arguments_restore.json")  # options of the start, and of the last resumption
 APPENDED = (locks.FILE, "log.txt")  # files other than tables to which a run appends

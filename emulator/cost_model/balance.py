@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
-from emulator.cost_model.constants import FITTED
-from emulator.cost_model.kernels import SegmentCosts
-from emulator.cost_model.prediction import predict
-from emulator.cost_model.systems import MK2, System
-from emulator.cost_model.workload import Workload
-from emulator.plan import partition
-from emulator.plan.partition import Stages
+from cnn_harness.emulator.cost_model.constants import FITTED
+from cnn_harness.emulator.cost_model.kernels import SegmentCosts
+from cnn_harness.emulator.cost_model.prediction import predict
+from cnn_harness.emulator.cost_model.systems import MK2, System
+from cnn_harness.emulator.cost_model.workload import Workload
+from cnn_harness.emulator.plan import partition
+from cnn_harness.emulator.plan.partition import Stages
 
 _ENOUGH = System(name="any", ipu=MK2, ipus=1 << 20)  # the size of the system changes neither memory nor time of a stage.
 

@@ -16,11 +16,11 @@ from copy import copy
 from dataclasses import dataclass
 from functools import cache
 
-from emulator.cost_model.constants import Constants
-from emulator.cost_model.systems import Ipu
-from emulator.cost_model.workload import DEFAULT_PROPORTION, EXCHANGE_TARGETS, Workload
-from emulator.network.network import Node
-from Models._norms import GroupNorm
+from cnn_harness.emulator.cost_model.constants import Constants
+from cnn_harness.emulator.cost_model.systems import Ipu
+from cnn_harness.emulator.cost_model.workload import DEFAULT_PROPORTION, EXCHANGE_TARGETS, Workload
+from cnn_harness.emulator.network.network import Node
+from cnn_harness.Models._norms import GroupNorm
 
 MATRIX_CHANNELS = 16  # 16 channels of a group fill the matrix units.
 SLIC_CHANNELS = (1, 2, 4)  # SLIC kernels need groups of 1, 2 or 4 channels.

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
-from emulator.cost_model.systems import Ipu
-from emulator.cost_model.workload import EXCHANGE_TARGETS, Workload
-from emulator.network.network import PRODUCTS, Node
-from emulator.plan.lifetimes import alive, kept
+from cnn_harness.emulator.cost_model.systems import Ipu
+from cnn_harness.emulator.cost_model.workload import EXCHANGE_TARGETS, Workload
+from cnn_harness.emulator.network.network import PRODUCTS, Node
+from cnn_harness.emulator.plan.lifetimes import alive, kept
 
 CODE = 45  # each launched operation takes 45 bytes of code in every tile.
 CODE_ALWAYS = 24_000  # loops, host exchange, collectives and the stacks of six threads take 24,000 bytes in every tile.

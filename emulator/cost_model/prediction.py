@@ -6,15 +6,15 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from base.errors import OptionError
-from emulator.cost_model import memory
-from emulator.cost_model.constants import FITTED, Constants
-from emulator.cost_model.kernels import SegmentCosts
-from emulator.cost_model.memory import IpuMemory
-from emulator.cost_model.systems import System
-from emulator.cost_model.throughput import Timing
-from emulator.cost_model.workload import Workload
-from emulator.plan.schedules import BACKWARD, FORWARD
+from cnn_harness.base.errors import OptionError
+from cnn_harness.emulator.cost_model import memory
+from cnn_harness.emulator.cost_model.constants import FITTED, Constants
+from cnn_harness.emulator.cost_model.kernels import SegmentCosts
+from cnn_harness.emulator.cost_model.memory import IpuMemory
+from cnn_harness.emulator.cost_model.systems import System
+from cnn_harness.emulator.cost_model.throughput import Timing
+from cnn_harness.emulator.cost_model.workload import Workload
+from cnn_harness.emulator.plan.schedules import BACKWARD, FORWARD
 
 
 @dataclass(frozen=True, kw_only=True)

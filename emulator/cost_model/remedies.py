@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from emulator.cost_model import memory, variants
-from emulator.cost_model.memory import USUAL_IO_TILES
-from emulator.cost_model.prediction import Prediction
-from emulator.cost_model.workload import Workload
-from emulator.plan import partition
-from emulator.plan.partition import PartitionError
+from cnn_harness.emulator.cost_model import memory, variants
+from cnn_harness.emulator.cost_model.memory import USUAL_IO_TILES
+from cnn_harness.emulator.cost_model.prediction import Prediction
+from cnn_harness.emulator.cost_model.workload import Workload
+from cnn_harness.emulator.plan import partition
+from cnn_harness.emulator.plan.partition import PartitionError
 
 LEAST = 0.02  # options that save less than 2 % of the fullest IPU's memory are left out.
 

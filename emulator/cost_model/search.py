@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from emulator.cost_model import variants
-from emulator.cost_model.balance import neighbours, restaged
-from emulator.cost_model.constants import FITTED, Constants
-from emulator.cost_model.kernels import SegmentCosts
-from emulator.cost_model.prediction import Prediction, predict
-from emulator.cost_model.systems import System
-from emulator.cost_model.workload import DEFAULT_PROPORTION, Workload
-from emulator.plan import partition
-from emulator.plan.partition import PartitionError
-from emulator.plan.plan import ExecutionPlan
-from emulator.plan.schedules import SCHEDULES
+from cnn_harness.emulator.cost_model import variants
+from cnn_harness.emulator.cost_model.balance import neighbours, restaged
+from cnn_harness.emulator.cost_model.constants import FITTED, Constants
+from cnn_harness.emulator.cost_model.kernels import SegmentCosts
+from cnn_harness.emulator.cost_model.prediction import Prediction, predict
+from cnn_harness.emulator.cost_model.systems import System
+from cnn_harness.emulator.cost_model.workload import DEFAULT_PROPORTION, Workload
+from cnn_harness.emulator.plan import partition
+from cnn_harness.emulator.plan.partition import PartitionError
+from cnn_harness.emulator.plan.plan import ExecutionPlan
+from cnn_harness.emulator.plan.schedules import SCHEDULES
 
 PROPORTIONS = (DEFAULT_PROPORTION, 0.4, 0.2, 0.1)  # smaller proportions are slower, so the first that fits is the fastest.
 LARGEST_MICRO_BATCH = 128

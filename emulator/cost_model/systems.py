@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from base.errors import OptionError
-from base.fields import short
-from base.plugins import did_you_mean
-from emulator.plan.ipu_ids import group_size
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.fields import short
+from cnn_harness.base.plugins import did_you_mean
+from cnn_harness.emulator.plan.ipu_ids import group_size
 
 KIB = 1024
 MACHINE = 4  # an IPU-Machine has four IPUs.

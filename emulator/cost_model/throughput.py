@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from emulator.cost_model.constants import Constants
-from emulator.cost_model.kernels import Cycles, SegmentCosts, Work
-from emulator.cost_model.systems import FIRST_SDK, GATEWAY_LINK, HOST_LINK, LAST_SDK, MACHINE, STREAMING, System
-from emulator.cost_model.workload import Workload
-from emulator.plan import schedules
-from emulator.plan.schedules import BACKWARD, FORWARD, Action
+from cnn_harness.emulator.cost_model.constants import Constants
+from cnn_harness.emulator.cost_model.kernels import Cycles, SegmentCosts, Work
+from cnn_harness.emulator.cost_model.systems import FIRST_SDK, GATEWAY_LINK, HOST_LINK, LAST_SDK, MACHINE, STREAMING, System
+from cnn_harness.emulator.cost_model.workload import Workload
+from cnn_harness.emulator.plan import schedules
+from cnn_harness.emulator.plan.schedules import BACKWARD, FORWARD, Action
 
 LINK_SHARE = 0.85  # transfers reach 0.85 times the links' rate, as in poplibs' simulator.
 HOP = 15e-9  # seconds for each of the 1 + IPUs / 4 hops of a synchronisation; signals go there and back.

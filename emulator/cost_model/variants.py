@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from emulator.cost_model.systems import System
-from emulator.cost_model.workload import Workload
+from cnn_harness.emulator.cost_model.systems import System
+from cnn_harness.emulator.cost_model.workload import Workload
 
 LARGEST_PIPELINE = 16  # the search tries up to 16 stages.
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 
-from emulator.network.network import Network, Node
-from emulator.plan import schedules
-from emulator.plan.plan import ExecutionPlan
-from Models._layers import Variable
+from cnn_harness.emulator.network.network import Network, Node
+from cnn_harness.emulator.plan import schedules
+from cnn_harness.emulator.plan.plan import ExecutionPlan
+from cnn_harness.Models._layers import Variable
 
 # The fraction of tile memory for temporaries is 0.6 by default, as in Graphcore's SDK. Every plan needs at least 0.01.
 DEFAULT_PROPORTION, MIN_PROPORTION = 0.6, 0.01

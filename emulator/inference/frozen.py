@@ -9,13 +9,13 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from google.protobuf.message import DecodeError
 
-from emulator.inference.inference_program import logits_of
-from emulator.lowering import portable
-from emulator.network.network import Network
-from emulator.plan.precision import SINGLE, Precision
-from emulator.program.runtime import named_faults, new_graph, session_config
-from emulator.program.variables import ProgramVariables, VariableHandles
-from Models._layers import Variable
+from cnn_harness.emulator.inference.inference_program import logits_of
+from cnn_harness.emulator.lowering import portable
+from cnn_harness.emulator.network.network import Network
+from cnn_harness.emulator.plan.precision import SINGLE, Precision
+from cnn_harness.emulator.program.runtime import named_faults, new_graph, session_config
+from cnn_harness.emulator.program.variables import ProgramVariables, VariableHandles
+from cnn_harness.Models._layers import Variable
 
 # These names do not conflict with those of the network's operations.
 _IMAGES, _LOGITS, _LOGIT, _CLASS = "frozen_images", "frozen_logits", "frozen_max_logit", "frozen_class"

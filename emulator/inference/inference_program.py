@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from base.draws import Seed
-from emulator.lowering.lists import prepared
-from emulator.lowering.policy import PrecisionPolicy
-from emulator.network.network import Network
-from emulator.plan.precision import SINGLE, Precision
-from emulator.program.optimised_graph import CacheEntry
-from emulator.program.runtime import NextFeatures, Program, ProgramGraph, Stream, named_faults, operation_events
-from emulator.program.variables import ProgramVariables, VariableHandles
+from cnn_harness.base.draws import Seed
+from cnn_harness.emulator.lowering.lists import prepared
+from cnn_harness.emulator.lowering.policy import PrecisionPolicy
+from cnn_harness.emulator.network.network import Network
+from cnn_harness.emulator.plan.precision import SINGLE, Precision
+from cnn_harness.emulator.program.optimised_graph import CacheEntry
+from cnn_harness.emulator.program.runtime import NextFeatures, Program, ProgramGraph, Stream, named_faults, operation_events
+from cnn_harness.emulator.program.variables import ProgramVariables, VariableHandles
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from base.gradient_rules import by_rule
-from base.tracing import TensorFunction, compiled
-from emulator.layers.rounding import Noise, Rounding, widened
-from emulator.network.network import LINEAR
+from cnn_harness.base.gradient_rules import by_rule
+from cnn_harness.base.tracing import TensorFunction, compiled
+from cnn_harness.emulator.layers.rounding import Noise, Rounding, widened
+from cnn_harness.emulator.network.network import LINEAR
 
 
 def exact(x: tf.Tensor, noise: Noise = (), salt: int = 0) -> tf.Tensor:

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from base.gradient_rules import with_gradient
-from base.tracing import TensorFunction
-from emulator.layers.activations import ACTIVATIONS
-from emulator.layers.rounding import Noise, Rounding, kernel_attributes, widened
-from emulator.native import library
-from emulator.network.network import LINEAR
+from cnn_harness.base.gradient_rules import with_gradient
+from cnn_harness.base.tracing import TensorFunction
+from cnn_harness.emulator.layers.activations import ACTIVATIONS
+from cnn_harness.emulator.layers.rounding import Noise, Rounding, kernel_attributes, widened
+from cnn_harness.emulator.native import library
+from cnn_harness.emulator.network.network import LINEAR
 
 Moments = tuple[tf.Tensor, tf.Tensor]  # mean and variance [channels]
 

@@ -17,13 +17,13 @@ from functools import cache
 
 import tensorflow.compat.v1 as tf
 
-from base.gradient_rules import with_gradient
-from base.tracing import TensorFunction, compiled
-from emulator.layers.activations import ACTIVATIONS, activated_in_xla, exact
-from emulator.layers.rounding import Noise, Rounding, kernel_attributes, widened
-from emulator.native import library
-from emulator.network.network import LINEAR
-from Models._norms import GroupNorm
+from cnn_harness.base.gradient_rules import with_gradient
+from cnn_harness.base.tracing import TensorFunction, compiled
+from cnn_harness.emulator.layers.activations import ACTIVATIONS, activated_in_xla, exact
+from cnn_harness.emulator.layers.rounding import Noise, Rounding, kernel_attributes, widened
+from cnn_harness.emulator.native import library
+from cnn_harness.emulator.network.network import LINEAR
+from cnn_harness.Models._norms import GroupNorm
 
 
 def group_norm(

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import tensorflow.compat.v1 as tf
 
-from base import draws
-from emulator.layers import proxy_norm
-from Models._layers import Initial, Variable
+from cnn_harness.base import draws
+from cnn_harness.emulator.layers import proxy_norm
+from cnn_harness.Models._layers import Initial, Variable
 
 
 def initial_value(variable: Variable, seed: draws.Seed, dtype: tf.DType = tf.float32) -> tf.Tensor:

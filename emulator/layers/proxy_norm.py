@@ -18,10 +18,10 @@ from statistics import NormalDist
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from base.gradient_rules import gradients
-from base.tracing import TensorFunction, traced
-from emulator.layers.activations import ACTIVATIONS
-from Models._layers import ProxyRule
+from cnn_harness.base.gradient_rules import gradients
+from cnn_harness.base.tracing import TensorFunction, traced
+from cnn_harness.emulator.layers.activations import ACTIVATIONS
+from cnn_harness.Models._layers import ProxyRule
 
 ROWS = BETA, GAMMA, MEAN, INVERSE_DEVIATION, EXTRA_BETA, EXTRA_GAMMA = range(6)
 SAMPLES = 200

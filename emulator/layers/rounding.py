@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from base import draws
-from base.gradient_rules import Rule, by_rule, gradients, with_gradient
-from base.tracing import TensorFunction, compiled
-from emulator.native import library
-from emulator.plan.number_formats import BF16, FP16, UNSIGNED_ZERO, Format
+from cnn_harness.base import draws
+from cnn_harness.base.gradient_rules import Rule, by_rule, gradients, with_gradient
+from cnn_harness.base.tracing import TensorFunction, compiled
+from cnn_harness.emulator.native import library
+from cnn_harness.emulator.plan.number_formats import BF16, FP16, UNSIGNED_ZERO, Format
 
 FRACTION, BIAS, SIGN, EXPONENT = 23, 127, -0x80000000, 0x7F800000  # the layout of FP32
 MOST_MOVED = BIAS - 1  # the largest exponent of a scale: the scale and its reciprocal must be normal FP32 numbers.

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from base.gradient_rules import by_rule
-from emulator.layers.rounding import widened
-from emulator.native import library
-from emulator.plan.number_formats import Format
+from cnn_harness.base.gradient_rules import by_rule
+from cnn_harness.emulator.layers.rounding import widened
+from cnn_harness.emulator.native import library
+from cnn_harness.emulator.plan.number_formats import Format
 
 MARK = "floating-point exception"
 OVERFLOW, INVALID = "overflow or division by zero", "invalid operation (NaN)"

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from base.gradient_rules import Rule, by_rule, with_gradient
-from emulator.native import library
-from emulator.network.network import Network, Node
-from emulator.passes.target import Target
-from emulator.plan.number_formats import BF16, storage
-from emulator.plan.precision import Precision
+from cnn_harness.base.gradient_rules import Rule, by_rule, with_gradient
+from cnn_harness.emulator.native import library
+from cnn_harness.emulator.network.network import Network, Node
+from cnn_harness.emulator.passes.target import Target
+from cnn_harness.emulator.plan.number_formats import BF16, storage
+from cnn_harness.emulator.plan.precision import Precision
 
 Build = Callable[..., tf.Tensor]
 FLOAT = "float32"

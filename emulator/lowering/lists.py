@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from emulator.lowering.convolutions import kernels
-from emulator.network.network import Network
-from emulator.passes.checks import checks, counts
-from emulator.passes.formats import formats
-from emulator.passes.fuse import fuse
-from emulator.passes.normal_form import normal_form
-from emulator.passes.target import Target
-from emulator.plan.options import PASSES
-from emulator.plan.precision import Precision
+from cnn_harness.emulator.lowering.convolutions import kernels
+from cnn_harness.emulator.network.network import Network
+from cnn_harness.emulator.passes.checks import checks, counts
+from cnn_harness.emulator.passes.formats import formats
+from cnn_harness.emulator.passes.fuse import fuse
+from cnn_harness.emulator.passes.normal_form import normal_form
+from cnn_harness.emulator.passes.target import Target
+from cnn_harness.emulator.plan.options import PASSES
+from cnn_harness.emulator.plan.precision import Precision
 
 
 def passes(precision: Precision, target: Target, watched: Collection[str] = ()) -> dict[str, Callable[[Network], Network]]:

@@ -11,16 +11,16 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from tensorflow.python.util import _pywrap_util_port
 
-from base import draws
-from emulator.layers import proxy_norm
-from emulator.layers.rounding import Noise, Rounding, add_rounded, range_factor, storage_dtype, widened
-from emulator.layers.watch import check_finite
-from emulator.lowering.tensorflow import Lowering, OperandRoundings
-from emulator.native import library
-from emulator.passes.target import Target
-from emulator.plan.number_formats import FP32, Format
-from emulator.plan.precision import ALL, EXCEPTIONS, OFF, Precision, is_kernel
-from Models._layers import Variable
+from cnn_harness.base import draws
+from cnn_harness.emulator.layers import proxy_norm
+from cnn_harness.emulator.layers.rounding import Noise, Rounding, add_rounded, range_factor, storage_dtype, widened
+from cnn_harness.emulator.layers.watch import check_finite
+from cnn_harness.emulator.lowering.tensorflow import Lowering, OperandRoundings
+from cnn_harness.emulator.native import library
+from cnn_harness.emulator.passes.target import Target
+from cnn_harness.emulator.plan.number_formats import FP32, Format
+from cnn_harness.emulator.plan.precision import ALL, EXCEPTIONS, OFF, Precision, is_kernel
+from cnn_harness.Models._layers import Variable
 
 
 class PrecisionPolicy:

@@ -12,15 +12,15 @@ from functools import partial
 
 import tensorflow.compat.v1 as tf
 
-from emulator.layers import batch_norm, group_norm
-from emulator.layers.activations import ACTIVATIONS
-from emulator.lowering import tensorflow as lowering
-from emulator.lowering.convolutions import depthwise, padded, plain
-from emulator.lowering.tensorflow import Build, Lowering
-from emulator.network.network import Network, Node
-from emulator.passes.normal_form import normal_form
-from emulator.passes.target import Target
-from Models._norms import BatchNorm, GroupNorm
+from cnn_harness.emulator.layers import batch_norm, group_norm
+from cnn_harness.emulator.layers.activations import ACTIVATIONS
+from cnn_harness.emulator.lowering import tensorflow as lowering
+from cnn_harness.emulator.lowering.convolutions import depthwise, padded, plain
+from cnn_harness.emulator.lowering.tensorflow import Build, Lowering
+from cnn_harness.emulator.network.network import Network, Node
+from cnn_harness.emulator.passes.normal_form import normal_form
+from cnn_harness.emulator.passes.target import Target
+from cnn_harness.Models._norms import BatchNorm, GroupNorm
 
 
 def logits(network: Network, weights: Mapping[str, tf.Tensor], image: tf.Tensor) -> tf.Tensor:

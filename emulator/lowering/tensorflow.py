@@ -15,18 +15,26 @@ from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from base import draws
-from base.gradient_rules import by_rule, with_gradient
-from emulator.layers import activations, batch_norm, group_norm, proxy_norm
-from emulator.layers.rounding import BACKWARD, Noise, Rounding, kernel_attributes, recomputed, storage_dtype, widened
-from emulator.layers.watch import GradientWatch, check_finite
-from emulator.lowering.convolutions import KERNELS, Narrow, padded, subsample
-from emulator.native import library
-from emulator.network.network import LINEAR, Network, Node
-from emulator.passes.formats import is_one_operation
-from emulator.passes.target import Target
-from emulator.plan.checkpoint_tensors import AMAX_HISTORY
-from Models._norms import BatchNorm, GroupNorm, Norm
+from cnn_harness.base import draws
+from cnn_harness.base.gradient_rules import by_rule, with_gradient
+from cnn_harness.emulator.layers import activations, batch_norm, group_norm, proxy_norm
+from cnn_harness.emulator.layers.rounding import (
+    BACKWARD,
+    Noise,
+    Rounding,
+    kernel_attributes,
+    recomputed,
+    storage_dtype,
+    widened,
+)
+from cnn_harness.emulator.layers.watch import GradientWatch, check_finite
+from cnn_harness.emulator.lowering.convolutions import KERNELS, Narrow, padded, subsample
+from cnn_harness.emulator.native import library
+from cnn_harness.emulator.network.network import LINEAR, Network, Node
+from cnn_harness.emulator.passes.formats import is_one_operation
+from cnn_harness.emulator.passes.target import Target
+from cnn_harness.emulator.plan.checkpoint_tensors import AMAX_HISTORY
+from cnn_harness.Models._norms import BatchNorm, GroupNorm, Norm
 
 MOMENTS = "moving_mean", "moving_variance"  # the variables of batch norm that hold moving statistics
 Build = Callable[..., Any]  # arguments: lowering, node, a tensor for each input

@@ -21,10 +21,10 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from base.process import command_line, progress
-from base.storage import files
-from emulator.native import library
-from emulator.plan import machine
+from cnn_harness.base.process import command_line, progress
+from cnn_harness.base.storage import files
+from cnn_harness.emulator.native import library
+from cnn_harness.emulator.plan import machine
 
 _ROOT = library.FOLDER.parent.parent
 _HEADERS = library.FOLDER / "checks.h"

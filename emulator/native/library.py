@@ -18,9 +18,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from base import version
-from base.process import commands
-from base.storage import cache as storage
+from cnn_harness.base import version
+from cnn_harness.base.process import commands
+from cnn_harness.base.storage import cache as storage
 
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf

@@ -14,8 +14,8 @@ from functools import cached_property
 from itertools import chain, count
 from typing import Any, NamedTuple
 
-from Models._layers import Variable
-from Models._norms import Norm
+from cnn_harness.Models._layers import Variable
+from cnn_harness.Models._norms import Norm
 
 LINEAR = "linear"  # an activation that changes nothing
 PRODUCTS = "conv", "dense"

@@ -7,10 +7,10 @@ from functools import partialmethod
 from itertools import count
 from typing import Any, NamedTuple
 
-from emulator.network.network import Network, Node, Shape
-from Models._layers import GLOROT, Initial, Layers, ProxyRule, Variable
-from Models._norms import GroupNorm, NoNorm, Norm
-from Models._segments import Segment
+from cnn_harness.emulator.network.network import Network, Node, Shape
+from cnn_harness.Models._layers import GLOROT, Initial, Layers, ProxyRule, Variable
+from cnn_harness.Models._norms import GroupNorm, NoNorm, Norm
+from cnn_harness.Models._segments import Segment
 
 
 class NetworkError(Exception):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from emulator.plan.number_formats import Format
+from cnn_harness.emulator.plan.number_formats import Format
 
 FIRST_EXPONENT, EXPONENTS = -64, 128  # exponents outside this range count in the first or last bin.
 KINDS = ("weights", "activations", "gradients")

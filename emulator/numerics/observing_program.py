@@ -15,21 +15,21 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from base.draws import Seed
-from base.gradient_rules import gradients
-from emulator.layers.rounding import Rounding, range_factor
-from emulator.lowering.lists import passes
-from emulator.lowering.policy import PrecisionPolicy
-from emulator.network.network import Network
-from emulator.numerics.observation import EXPONENTS, FIRST_EXPONENT, KINDS, Losses, Observation, ObservedTensor
-from emulator.passes.checks import observed as with_looks
-from emulator.passes.target import Target
-from emulator.plan.checkpoint_tensors import AMAX_HISTORY
-from emulator.plan.number_formats import FP32, Format
-from emulator.plan.precision import SINGLE, Precision, is_kernel, layer_of
-from emulator.program.forward_backward import Features
-from emulator.program.runtime import NextFeatures, Program, ProgramGraph, Stream
-from emulator.program.variables import ProgramVariables, VariableHandles
+from cnn_harness.base.draws import Seed
+from cnn_harness.base.gradient_rules import gradients
+from cnn_harness.emulator.layers.rounding import Rounding, range_factor
+from cnn_harness.emulator.lowering.lists import passes
+from cnn_harness.emulator.lowering.policy import PrecisionPolicy
+from cnn_harness.emulator.network.network import Network
+from cnn_harness.emulator.numerics.observation import EXPONENTS, FIRST_EXPONENT, KINDS, Losses, Observation, ObservedTensor
+from cnn_harness.emulator.passes.checks import observed as with_looks
+from cnn_harness.emulator.passes.target import Target
+from cnn_harness.emulator.plan.checkpoint_tensors import AMAX_HISTORY
+from cnn_harness.emulator.plan.number_formats import FP32, Format
+from cnn_harness.emulator.plan.precision import SINGLE, Precision, is_kernel, layer_of
+from cnn_harness.emulator.program.forward_backward import Features
+from cnn_harness.emulator.program.runtime import NextFeatures, Program, ProgramGraph, Stream
+from cnn_harness.emulator.program.variables import ProgramVariables, VariableHandles
 
 _BIAS, _FRACTION = 127, 23  # FP32's
 

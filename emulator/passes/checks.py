@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from emulator.network.network import OPS, PRODUCTS, Network, Node
+from cnn_harness.emulator.network.network import OPS, PRODUCTS, Network, Node
 
 
 def checks(network: Network) -> Network:

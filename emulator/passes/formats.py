@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from emulator.network.network import LINEAR, OPS, PRODUCTS, Formats, Network, Node, Read
-from emulator.passes.target import Target
-from emulator.plan.precision import Precision
-from Models._norms import BatchNorm, GroupNorm
+from cnn_harness.emulator.network.network import LINEAR, OPS, PRODUCTS, Formats, Network, Node, Read
+from cnn_harness.emulator.passes.target import Target
+from cnn_harness.emulator.plan.precision import Precision
+from cnn_harness.Models._norms import BatchNorm, GroupNorm
 
 
 def formats(network: Network, precision: Precision, target: Target) -> Network:

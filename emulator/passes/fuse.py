@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from emulator.network.network import LINEAR, OPS, Network, Node
-from emulator.passes.target import Target
-from emulator.plan.precision import Precision
-from Models._norms import BatchNorm
+from cnn_harness.emulator.network.network import LINEAR, OPS, Network, Node
+from cnn_harness.emulator.passes.target import Target
+from cnn_harness.emulator.plan.precision import Precision
+from cnn_harness.Models._norms import BatchNorm
 
 Found = "tuple[Node, list[Node]] | None"
 

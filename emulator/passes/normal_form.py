@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from emulator.network.network import OPS, PRODUCTS, Network, Node
-from emulator.passes.target import Target
+from cnn_harness.emulator.network.network import OPS, PRODUCTS, Network, Node
+from cnn_harness.emulator.passes.target import Target
 
 
 def normal_form(network: Network, target: Target) -> Network:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from emulator.network.network import LINEAR, PRODUCTS, Network, Node
-from emulator.plan.precision import ALL, Precision
+from cnn_harness.emulator.network.network import LINEAR, PRODUCTS, Network, Node
+from cnn_harness.emulator.plan.precision import ALL, Precision
 
 HEAD = "values", "operation", "layer", "result", "format", "kernel", "rounds"
 

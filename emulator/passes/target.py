@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from emulator.network.network import Node
-from Models._norms import BatchNorm
+from cnn_harness.emulator.network.network import Node
+from cnn_harness.Models._norms import BatchNorm
 
 
 @dataclass(frozen=True, kw_only=True)

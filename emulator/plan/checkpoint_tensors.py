@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from emulator.plan.number_formats import FP32, Format
-from emulator.plan.precision import Precision
-from Models._layers import Variable
+from cnn_harness.emulator.plan.number_formats import FP32, Format
+from cnn_harness.emulator.plan.precision import Precision
+from cnn_harness.Models._layers import Variable
 
 STEP = "global_step"  # global_step counts the weight updates.
 STEP_SHAPE = (1,)  # tensors are never scalars, because readers of checkpoints iterate over the values.

@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from base import host_limits
-from base.host_limits import Limit
-from emulator.network.network import Network
-from emulator.plan.lifetimes import alive, kept
-from emulator.plan.number_formats import FP32, storage_bytes
-from emulator.plan.plan import ExecutionPlan
+from cnn_harness.base import host_limits
+from cnn_harness.base.host_limits import Limit
+from cnn_harness.emulator.network.network import Network
+from cnn_harness.emulator.plan.lifetimes import alive, kept
+from cnn_harness.emulator.plan.number_formats import FP32, storage_bytes
+from cnn_harness.emulator.plan.plan import ExecutionPlan
 
 TENSORFLOW = 600_000_000  # Python, TensorFlow and the graph of a few layers take 600 MB.
 OPERATION = 500_000  # graph, kernels and executors take 0.5 MB for each layer.

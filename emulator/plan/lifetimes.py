@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 
-from emulator.network.network import Node
+from cnn_harness.emulator.network.network import Node
 
 # Gradients need the inputs of all operations but these, and the results of few.
 _NEED_NO_INPUT = ("relu", "relu6", "sigmoid", "add", "concat", "subsample", "global_mean", "dropout", "drop_path")

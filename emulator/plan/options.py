@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from base import plugins
-from base.conditions import half_precision, option, several_processes, several_replicas, several_stages
-from base.fields import (
+from cnn_harness.base import plugins
+from cnn_harness.base.conditions import half_precision, option, several_processes, several_replicas, several_stages
+from cnn_harness.base.fields import (
     HALVES,
     HINT,
     LENGTH,
@@ -24,8 +24,8 @@ from base.fields import (
     per_instance,
     training_only,
 )
-from emulator.plan import number_formats
-from emulator.plan.schedules import SCHEDULES
+from cnn_harness.emulator.plan import number_formats
+from cnn_harness.emulator.plan.schedules import SCHEDULES
 
 ALL_REDUCE_FORMATS = ("fp32", "fp16", "bf16")
 FASTEST = "auto"  # this precision is resolved before the plan: the fastest here with the accuracy of FP32

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
-from base.errors import UserError
-from base.plugins import nearest
-from emulator.network.network import Network, Node
+from cnn_harness.base.errors import UserError
+from cnn_harness.base.plugins import nearest
+from cnn_harness.emulator.network.network import Network, Node
 
 Stages = tuple[tuple[str, ...], ...]  # the names of the segments in each stage.
 

@@ -10,15 +10,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from base.errors import WrongInput
-from emulator.network.network import Network
-from emulator.plan import partition, schedules
-from emulator.plan.ipu_ids import Device, select
-from emulator.plan.machine import Machine
-from emulator.plan.options import DeviceOptions
-from emulator.plan.precision import SINGLE, Precision
-from Models._layers import Variable
-from Models._norms import BatchNorm
+from cnn_harness.base.errors import WrongInput
+from cnn_harness.emulator.network.network import Network
+from cnn_harness.emulator.plan import partition, schedules
+from cnn_harness.emulator.plan.ipu_ids import Device, select
+from cnn_harness.emulator.plan.machine import Machine
+from cnn_harness.emulator.plan.options import DeviceOptions
+from cnn_harness.emulator.plan.precision import SINGLE, Precision
+from cnn_harness.Models._layers import Variable
+from cnn_harness.Models._norms import BatchNorm
 
 AUTO = "auto"
 INPUT = "input"  # a stage without segments has this name and only passes the images to the next stage.

@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from emulator.plan import number_formats
-from emulator.plan.number_formats import BF16, E4M3FNUZ, E5M2FNUZ, FP16, FP32, Format, FormatError
-from emulator.plan.options import DeviceOptions
-from Models._layers import Variable
+from cnn_harness.emulator.plan import number_formats
+from cnn_harness.emulator.plan.number_formats import BF16, E4M3FNUZ, E5M2FNUZ, FP16, FP32, Format, FormatError
+from cnn_harness.emulator.plan.options import DeviceOptions
+from cnn_harness.Models._layers import Variable
 
 OFF, UPDATE, ALL = "off", "update", "all"  # nothing, updates or every result is rounded stochastically.
 NANS, EXCEPTIONS = "nans", "exceptions"  # the run ends at a NaN or infinity, or at a floating-point exception.

@@ -20,7 +20,7 @@ from itertools import zip_longest
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
-from base.errors import UserError
+from cnn_harness.base.errors import UserError
 
 FORWARD, BACKWARD = "F", "B"
 MAX_CLOCKS = 20  # longer timelines are drawn without their middle.

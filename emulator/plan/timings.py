@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from emulator.plan.schedules import Action
+from cnn_harness.emulator.plan.schedules import Action
 
 GRAPH, SESSION, OPTIMISED = "graph", "session and initial weights", "optimisation of the graph"
 LOADED, READY = "loading of the optimised graph", "executors"

@@ -12,10 +12,10 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from emulator.layers.watch import GradientWatch
-from emulator.lowering.policy import PrecisionPolicy
-from emulator.program.cells import Cells, StageOrder, Tokens
-from emulator.program.forward_backward import (
+from cnn_harness.emulator.layers.watch import GradientWatch
+from cnn_harness.emulator.lowering.policy import PrecisionPolicy
+from cnn_harness.emulator.program.cells import Cells, StageOrder, Tokens
+from cnn_harness.emulator.program.forward_backward import (
     ACCURACY,
     AMAX,
     LARGEST_GRADIENT,
@@ -25,9 +25,9 @@ from emulator.program.forward_backward import (
     run_pass,
     stage_blocks,
 )
-from emulator.program.loss_scale import LossScale
-from emulator.program.runtime import NextFeatures
-from emulator.program.training_spec import TrainingSpec
+from cnn_harness.emulator.program.loss_scale import LossScale
+from cnn_harness.emulator.program.runtime import NextFeatures
+from cnn_harness.emulator.program.training_spec import TrainingSpec
 
 REDUCED_BY_MAX = LARGEST_GRADIENT, AMAX  # passes are combined by the maximum of these results, and by the mean of others.
 RUN, STOP_AT_UPDATE, STOP_AT_PASS = 0, 1, 2  # the stop flag has one of these values.

@@ -26,9 +26,9 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from emulator.plan import schedules
-from emulator.plan.plan import ExecutionPlan
-from emulator.plan.schedules import BACKWARD, FORWARD
+from cnn_harness.emulator.plan import schedules
+from cnn_harness.emulator.plan.plan import ExecutionPlan
+from cnn_harness.emulator.plan.schedules import BACKWARD, FORWARD
 
 KINDS = (FORWARD, BACKWARD)
 HOST = "/cpu:0"

@@ -13,15 +13,15 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from base.gradient_rules import gradients
-from emulator.layers.watch import GradientWatch
-from emulator.lowering.lists import prepared
-from emulator.lowering.policy import PrecisionPolicy
-from emulator.network.network import Network
-from emulator.passes.target import Target
-from emulator.plan.plan import ExecutionPlan
-from emulator.plan.schedules import BACKWARD, FORWARD
-from emulator.program.cells import Cells
+from cnn_harness.base.gradient_rules import gradients
+from cnn_harness.emulator.layers.watch import GradientWatch
+from cnn_harness.emulator.lowering.lists import prepared
+from cnn_harness.emulator.lowering.policy import PrecisionPolicy
+from cnn_harness.emulator.network.network import Network
+from cnn_harness.emulator.passes.target import Target
+from cnn_harness.emulator.plan.plan import ExecutionPlan
+from cnn_harness.emulator.plan.schedules import BACKWARD, FORWARD
+from cnn_harness.emulator.program.cells import Cells
 
 Features = Mapping[str, tf.Tensor]
 LOSS, ACCURACY, LOST_GRADIENTS, LARGEST_GRADIENT = "loss", "accuracy", "lost gradients", "largest gradient"

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import tensorflow.compat.v1 as tf
 from tensorflow.python.grappler import tf_optimizer
 
-from base import draws
+from cnn_harness.base import draws
 
 GRAPH, NAMES = "graph.pb", "names.json"  # a cache entry has these files.
 

@@ -19,17 +19,17 @@ import tensorflow.compat.v1 as tf
 from tensorflow.core.protobuf import rewriter_config_pb2
 from tensorflow.python.client.timeline import Timeline
 
-from base.draws import Keys, Seed
-from base.tracing import compiling_ahead
-from emulator.layers.watch import MARK
-from emulator.native import library
-from emulator.plan import timings
-from emulator.plan.plan import PlanError
-from emulator.plan.timings import PhaseEnd
-from emulator.program.forward_backward import Features
-from emulator.program.optimised_graph import CacheEntry, OptimisedGraph, load, optimise
-from emulator.program.variables import VariableHandles
-from emulator.program.worker_group import WorkerGroup
+from cnn_harness.base.draws import Keys, Seed
+from cnn_harness.base.tracing import compiling_ahead
+from cnn_harness.emulator.layers.watch import MARK
+from cnn_harness.emulator.native import library
+from cnn_harness.emulator.plan import timings
+from cnn_harness.emulator.plan.plan import PlanError
+from cnn_harness.emulator.plan.timings import PhaseEnd
+from cnn_harness.emulator.program.forward_backward import Features
+from cnn_harness.emulator.program.optimised_graph import CacheEntry, OptimisedGraph, load, optimise
+from cnn_harness.emulator.program.variables import VariableHandles
+from cnn_harness.emulator.program.worker_group import WorkerGroup
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from base.draws import Seed
-from base.process import printed
-from emulator.plan.checkpoint_tensors import LOSS_SCALE
-from emulator.plan.schedules import Action
-from emulator.plan.timings import CellTiming
-from emulator.program.accumulation import RUN, STOP_AT_PASS, STOP_AT_UPDATE
-from emulator.program.cells import KINDS, StageOrder
-from emulator.program.optimised_graph import CacheEntry
-from emulator.program.runtime import (
+from cnn_harness.base.draws import Seed
+from cnn_harness.base.process import printed
+from cnn_harness.emulator.plan.checkpoint_tensors import LOSS_SCALE
+from cnn_harness.emulator.plan.schedules import Action
+from cnn_harness.emulator.plan.timings import CellTiming
+from cnn_harness.emulator.program.accumulation import RUN, STOP_AT_PASS, STOP_AT_UPDATE
+from cnn_harness.emulator.program.cells import KINDS, StageOrder
+from cnn_harness.emulator.program.optimised_graph import CacheEntry
+from cnn_harness.emulator.program.runtime import (
     NextFeatures,
     Program,
     ProgramGraph,
@@ -29,9 +29,9 @@ from emulator.program.runtime import (
     named_faults,
     operation_events,
 )
-from emulator.program.training_spec import TrainingSpec
-from emulator.program.update import HostStep
-from emulator.program.variables import STEP, ProgramVariables, VariableHandles
+from cnn_harness.emulator.program.training_spec import TrainingSpec
+from cnn_harness.emulator.program.update import HostStep
+from cnn_harness.emulator.program.variables import STEP, ProgramVariables, VariableHandles
 
 OutfeedRow = tuple[np.float32, np.float32, np.ndarray, np.ndarray]
 Report = Callable[[float, float], None]  # the arguments are loss and accuracy of a weight update.

@@ -11,16 +11,16 @@ from typing import NamedTuple, Protocol
 
 import tensorflow.compat.v1 as tf
 
-from base.draws import Seed
-from emulator.layers.watch import WatchedLayers
-from emulator.lowering.policy import PrecisionPolicy
-from emulator.network.network import PRODUCTS, Network, Node
-from emulator.plan.number_formats import FP32, Format
-from emulator.plan.plan import ExecutionPlan
-from emulator.program.forward_backward import Features
-from emulator.program.loss_scale import LossScale
-from emulator.program.worker_group import WorkerGroup
-from Models._layers import Variable
+from cnn_harness.base.draws import Seed
+from cnn_harness.emulator.layers.watch import WatchedLayers
+from cnn_harness.emulator.lowering.policy import PrecisionPolicy
+from cnn_harness.emulator.network.network import PRODUCTS, Network, Node
+from cnn_harness.emulator.plan.number_formats import FP32, Format
+from cnn_harness.emulator.plan.plan import ExecutionPlan
+from cnn_harness.emulator.program.forward_backward import Features
+from cnn_harness.emulator.program.loss_scale import LossScale
+from cnn_harness.emulator.program.worker_group import WorkerGroup
+from cnn_harness.Models._layers import Variable
 
 
 class Move(NamedTuple):

@@ -8,20 +8,20 @@ from dataclasses import dataclass, replace
 
 import tensorflow.compat.v1 as tf
 
-from emulator.layers import proxy_norm
-from emulator.lowering.policy import PrecisionPolicy
-from emulator.native import library
-from emulator.plan import number_formats
-from emulator.plan.checkpoint_tensors import AMAX_HISTORY
-from emulator.program.accumulation import REDUCED_BY_MAX, RUN, STOP_AT_PASS, AccumulationLoop
-from emulator.program.cells import StageOrder
-from emulator.program.forward_backward import ACCURACY, AMAX, LARGEST_GRADIENT, LOSS, LOST_GRADIENTS
-from emulator.program.loss_scale import LossScale
-from emulator.program.runtime import NextFeatures
-from emulator.program.training_spec import Move, TrainingSpec
-from emulator.program.variables import ProgramVariables
-from emulator.program.worker_group import buckets, elements
-from Models._layers import PROXY_ROWS, TRAINED_PROXY_ROWS, Variable
+from cnn_harness.emulator.layers import proxy_norm
+from cnn_harness.emulator.lowering.policy import PrecisionPolicy
+from cnn_harness.emulator.native import library
+from cnn_harness.emulator.plan import number_formats
+from cnn_harness.emulator.plan.checkpoint_tensors import AMAX_HISTORY
+from cnn_harness.emulator.program.accumulation import REDUCED_BY_MAX, RUN, STOP_AT_PASS, AccumulationLoop
+from cnn_harness.emulator.program.cells import StageOrder
+from cnn_harness.emulator.program.forward_backward import ACCURACY, AMAX, LARGEST_GRADIENT, LOSS, LOST_GRADIENTS
+from cnn_harness.emulator.program.loss_scale import LossScale
+from cnn_harness.emulator.program.runtime import NextFeatures
+from cnn_harness.emulator.program.training_spec import Move, TrainingSpec
+from cnn_harness.emulator.program.variables import ProgramVariables
+from cnn_harness.emulator.program.worker_group import buckets, elements
+from cnn_harness.Models._layers import PROXY_ROWS, TRAINED_PROXY_ROWS, Variable
 
 Moved = tuple[tf.Tensor, dict[str, tf.Tensor]]  # the result of an update: a variable and its slots
 AMAX_DECAY = 2.0 ** (-1 / 16)  # every update multiplies the running amax (largest value) by this decay.

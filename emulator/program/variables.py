@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from base import draws
-from emulator.layers import proxy_norm
-from emulator.layers.initial_values import filled, initial_value
-from emulator.lowering.policy import PrecisionPolicy
-from emulator.plan import number_formats
-from emulator.plan.checkpoint_tensors import AMAX_HISTORY, EMA, FP32_COPY, LOSS_SCALE, STEP, STEP_SHAPE
-from emulator.plan.number_formats import BF16, FP16, FP32
-from emulator.plan.precision import SINGLE, Precision
-from emulator.program.optimised_graph import OptimisedGraph
-from Models._layers import Variable
+from cnn_harness.base import draws
+from cnn_harness.emulator.layers import proxy_norm
+from cnn_harness.emulator.layers.initial_values import filled, initial_value
+from cnn_harness.emulator.lowering.policy import PrecisionPolicy
+from cnn_harness.emulator.plan import number_formats
+from cnn_harness.emulator.plan.checkpoint_tensors import AMAX_HISTORY, EMA, FP32_COPY, LOSS_SCALE, STEP, STEP_SHAPE
+from cnn_harness.emulator.plan.number_formats import BF16, FP16, FP32
+from cnn_harness.emulator.plan.precision import SINGLE, Precision
+from cnn_harness.emulator.program.optimised_graph import OptimisedGraph
+from cnn_harness.Models._layers import Variable
 
 _VARIABLE = "variable "  # the names of an optimised graph begin with these words.
 

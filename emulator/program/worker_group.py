@@ -27,7 +27,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import collective_ops
 
-from base.gradient_rules import with_gradient
+from cnn_harness.base.gradient_rules import with_gradient
 
 JOB = "worker"
 _STATUS, _WAITING, _BEGUN = "status", "waiting", "begun"  # all sessions of a server find texts by these names.

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from base.fields import short
-from harness.checkpoints import conversion, find, manifest, read, write
-from harness.checkpoints.checkpoint import AVERAGES, Checkpoint, CheckpointError, updates_in_name
-from harness.checkpoints.conversion import SlotUnits
-from harness.checkpoints.manifest import ITERATION
-from harness.options.sections import TrainingOptions
-from harness.run.length import TrainingLength
+from cnn_harness.base.fields import short
+from cnn_harness.harness.checkpoints import conversion, find, manifest, read, write
+from cnn_harness.harness.checkpoints.checkpoint import AVERAGES, Checkpoint, CheckpointError, updates_in_name
+from cnn_harness.harness.checkpoints.conversion import SlotUnits
+from cnn_harness.harness.checkpoints.manifest import ITERATION
+from cnn_harness.harness.options.sections import TrainingOptions
+from cnn_harness.harness.run.length import TrainingLength
 
 if TYPE_CHECKING:
     import numpy as np

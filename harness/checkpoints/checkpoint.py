@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from base.errors import WrongInput
+from cnn_harness.base.errors import WrongInput
 
 AVERAGES = "ckpt"  # the folder of averages in a run directory
 UNSAVED = "final"  # the name in validation.csv of final weights that were not saved

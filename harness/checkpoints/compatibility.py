@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from emulator.plan import checkpoint_tensors
-from emulator.plan.checkpoint_tensors import AMAX_HISTORY, EMA, LOSS_SCALE, STEP, STEP_SHAPE, CheckpointTensor
-from harness.checkpoints import read
-from harness.checkpoints.checkpoint import Checkpoint, CheckpointError, Shapes
-from harness.checkpoints.read import Tensors
-from harness.options.catalogue import LARGEST
-from Models._layers import Variable
+from cnn_harness.emulator.plan import checkpoint_tensors
+from cnn_harness.emulator.plan.checkpoint_tensors import AMAX_HISTORY, EMA, LOSS_SCALE, STEP, STEP_SHAPE, CheckpointTensor
+from cnn_harness.harness.checkpoints import read
+from cnn_harness.harness.checkpoints.checkpoint import Checkpoint, CheckpointError, Shapes
+from cnn_harness.harness.checkpoints.read import Tensors
+from cnn_harness.harness.options.catalogue import LARGEST
+from cnn_harness.Models._layers import Variable
 
 if TYPE_CHECKING:
-    from harness.run.run import Run
+    from cnn_harness.harness.run.run import Run
 
 
 def expected_model_tensors(run: Run) -> dict[str, CheckpointTensor]:

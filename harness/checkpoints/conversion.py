@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from base.errors import OptionError
-from base.fields import short
-from emulator.plan.checkpoint_tensors import AMAX_HISTORY, EMA, FP32_COPY, LOSS_SCALE, STEP, CheckpointTensor
-from emulator.plan.number_formats import FP32
-from harness.checkpoints import find, read, run_record
-from harness.checkpoints.checkpoint import Checkpoint, CheckpointError, Shapes
-from harness.checkpoints.compatibility import (
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.fields import short
+from cnn_harness.emulator.plan.checkpoint_tensors import AMAX_HISTORY, EMA, FP32_COPY, LOSS_SCALE, STEP, CheckpointTensor
+from cnn_harness.emulator.plan.number_formats import FP32
+from cnn_harness.harness.checkpoints import find, read, run_record
+from cnn_harness.harness.checkpoints.checkpoint import Checkpoint, CheckpointError, Shapes
+from cnn_harness.harness.checkpoints.compatibility import (
     averaged_variables,
     check_shapes,
     check_values,
@@ -29,14 +29,14 @@ from harness.checkpoints.compatibility import (
     expected_training_tensors,
     shapes_of_values,
 )  # fmt: skip
-from harness.checkpoints.read import Tensors
-from harness.options.catalogue import LARGEST, format_value
-from harness.options.sections import TrainingOptions
-from harness.options.update_rules import UPDATE_RULES
-from harness.run.recorded_arguments import LR_SCALE, OPTIMISER, is_positive
+from cnn_harness.harness.checkpoints.read import Tensors
+from cnn_harness.harness.options.catalogue import LARGEST, format_value
+from cnn_harness.harness.options.sections import TrainingOptions
+from cnn_harness.harness.options.update_rules import UPDATE_RULES
+from cnn_harness.harness.run.recorded_arguments import LR_SCALE, OPTIMISER, is_positive
 
 if TYPE_CHECKING:
-    from harness.run.run import Run
+    from cnn_harness.harness.run.run import Run
 
 Values = Mapping[str, np.ndarray]
 MAX_FITTED = 50_000  # --fit-classifier keeps the features of this many images in memory

@@ -10,10 +10,10 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from base.process.command_line import as_value
-from base.process.commands import in_shell
-from harness.checkpoints import weights_file
-from harness.checkpoints.checkpoint import AVERAGES, NUMBERED, Checkpoint, CheckpointError
+from cnn_harness.base.process.command_line import as_value
+from cnn_harness.base.process.commands import in_shell
+from cnn_harness.harness.checkpoints import weights_file
+from cnn_harness.harness.checkpoints.checkpoint import AVERAGES, NUMBERED, Checkpoint, CheckpointError
 
 _MAX_NAMED, _MAX_LISTED = 3, 12
 

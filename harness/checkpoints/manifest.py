@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from base import bounds
-from base.storage import files, input_files
+from cnn_harness.base import bounds
+from cnn_harness.base.storage import files, input_files
 
 ITERATION = "iteration"  # a key of the identity: the number of finished updates
 _SUFFIX = ".manifest.json"

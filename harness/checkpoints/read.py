@@ -16,15 +16,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from base import bounds
-from base.fields import short
-from base.process import tf_runtime
-from emulator.plan.checkpoint_tensors import STEP
-from harness.checkpoints import find, manifest, run_record, weights_file
-from harness.checkpoints.checkpoint import NUMBERED, Checkpoint, CheckpointError, Shapes, updates_in_name
-from harness.checkpoints.manifest import ITERATION
-from harness.run import validations
-from harness.run.recorded_arguments import RUN_ID
+from cnn_harness.base import bounds
+from cnn_harness.base.fields import short
+from cnn_harness.base.process import tf_runtime
+from cnn_harness.emulator.plan.checkpoint_tensors import STEP
+from cnn_harness.harness.checkpoints import find, manifest, run_record, weights_file
+from cnn_harness.harness.checkpoints.checkpoint import NUMBERED, Checkpoint, CheckpointError, Shapes, updates_in_name
+from cnn_harness.harness.checkpoints.manifest import ITERATION
+from cnn_harness.harness.run import validations
+from cnn_harness.harness.run.recorded_arguments import RUN_ID
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,11 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from base import bounds
-from base.storage import input_files, run_files
-from harness.checkpoints import find, manifest, weights_file
-from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
-from harness.run.recorded_arguments import ASKED, RUN_ID, invalid_option
+from cnn_harness.base import bounds
+from cnn_harness.base.storage import input_files, run_files
+from cnn_harness.harness.checkpoints import find, manifest, weights_file
+from cnn_harness.harness.checkpoints.checkpoint import Checkpoint, CheckpointError
+from cnn_harness.harness.run.recorded_arguments import ASKED, RUN_ID, invalid_option
 
 SAFETY = "rolling"  # a key of the state: true if the next checkpoint replaces this checkpoint
 RECORDED = "arguments"  # a key of the state: the content of arguments.json

@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from base import bounds, plugins
-from base.fields import short
-from base.storage import files, input_files
-from harness.checkpoints.checkpoint import CheckpointError
+from cnn_harness.base import bounds, plugins
+from cnn_harness.base.fields import short
+from cnn_harness.base.storage import files, input_files
+from cnn_harness.harness.checkpoints.checkpoint import CheckpointError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -19,13 +19,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from base.errors import Failure
-from base.process import printed, tf_runtime
-from base.storage import files, locks
-from harness.checkpoints import find, manifest, run_record
-from harness.checkpoints.checkpoint import AVERAGES, Checkpoint, CheckpointError
-from harness.checkpoints.manifest import ITERATION
-from harness.run.recorded_arguments import RUN_ID
+from cnn_harness.base.errors import Failure
+from cnn_harness.base.process import printed, tf_runtime
+from cnn_harness.base.storage import files, locks
+from cnn_harness.harness.checkpoints import find, manifest, run_record
+from cnn_harness.harness.checkpoints.checkpoint import AVERAGES, Checkpoint, CheckpointError
+from cnn_harness.harness.checkpoints.manifest import ITERATION
+from cnn_harness.harness.run.recorded_arguments import RUN_ID
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from base.errors import OptionError
-from base.fields import short
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.fields import short
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^\s:/,\[\]]+):([0-9]{1,5})")
 

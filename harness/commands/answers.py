@@ -13,14 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from base import version
-from base.errors import Answered, Failure, WrongInput
-from base.process import command_line, commands
-from emulator.plan.options import FASTEST
-from harness.commands import cli
-from harness.options import option_help
-from harness.options.call import DEFAULT_CONFIG_PATH, Call, Parsed
-from harness.options.sections import RunOptions
+from cnn_harness.base import version
+from cnn_harness.base.errors import Answered, Failure, WrongInput
+from cnn_harness.base.process import command_line, commands
+from cnn_harness.emulator.plan.options import FASTEST
+from cnn_harness.harness.commands import cli
+from cnn_harness.harness.options import option_help
+from cnn_harness.harness.options.call import DEFAULT_CONFIG_PATH, Call, Parsed
+from cnn_harness.harness.options.sections import RunOptions
 
 _QUESTIONS = ("help", "version", "list_configs")
 _RECORDED = ("restore_path", "autoresume", "init_path")  # options whose answer needs recorded options
@@ -68,7 +68,7 @@ def parse(call: Call, recorded: Mapping[str, Any] | None = None, folder: Path | 
     answer_general(call)
     record = None
     if folder:
-        from harness.checkpoints import run_record
+        from cnn_harness.harness.checkpoints import run_record
 
         record = run_record.arguments_file(folder)
     parsed = (not recorded and call.parsed) or cli.resolve(call, recorded, record=record)
@@ -83,7 +83,7 @@ def _formats(options: RunOptions) -> list[str]:
     """Return the lines of a table of number formats. --precision auto has none, because it depends on the network."""
     if options.device.precision == FASTEST:
         return [f"--precision {FASTEST} chooses 32.32 or bf16.32; --dry-run prints the choice"]
-    from emulator.plan.precision import Precision
+    from cnn_harness.emulator.plan.precision import Precision
 
     return Precision.of(options.device, options.training.offload_fp32_weight_copy).table()
 
@@ -104,7 +104,7 @@ def answer_general(call: Call) -> None:
     if "version" in call:
         answer(version.line())
     if "list_configs" in call:
-        from harness.options import configs
+        from cnn_harness.harness.options import configs
 
         path = call.arguments("config_path") or [str(DEFAULT_CONFIG_PATH)]
         answer(configs.listing(path[-1], (call.arguments("list_configs") or [configs.ALL])[-1]))
@@ -118,7 +118,7 @@ def answer(*lines: str) -> NoReturn:
 
 def print_answer(*lines: str) -> None:
     """Print the lines; if poprun started several processes, only one of them prints."""
-    from harness.cluster import membership
+    from cnn_harness.harness.cluster import membership
 
     if not membership.under_poprun(os.environ) or membership.answers_for_all(os.environ):
         print(*lines, sep="\n")

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from base.errors import OptionError
-from base.storage.tables import run_table
-from harness.checkpoints import averages, find
-from harness.checkpoints.checkpoint import AVERAGES
-from harness.diagnostics import numerics
-from harness.processes import folders
-from harness.run import validations
-from harness.run.run import Run
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.storage.tables import run_table
+from cnn_harness.harness.checkpoints import averages, find
+from cnn_harness.harness.checkpoints.checkpoint import AVERAGES
+from cnn_harness.harness.diagnostics import numerics
+from cnn_harness.harness.processes import folders
+from cnn_harness.harness.run import validations
+from cnn_harness.harness.run.run import Run
 
 
 def folder_of_run(logs_path: str | None) -> Path | None:

@@ -13,15 +13,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from base import plugins
-from base.errors import OptionError, WrongInput, parts
-from base.fields import HINT, short
-from emulator.plan.options import FASTEST
-from harness.commands import option_values
-from harness.commands.option_values import OptionValues
-from harness.options.call import Call, Parsed
-from harness.options.catalogue import Catalogue, catalogue, format_value
-from harness.options.sections import (
+from cnn_harness.base import plugins
+from cnn_harness.base.errors import OptionError, WrongInput, parts
+from cnn_harness.base.fields import HINT, short
+from cnn_harness.emulator.plan.options import FASTEST
+from cnn_harness.harness.commands import option_values
+from cnn_harness.harness.commands.option_values import OptionValues
+from cnn_harness.harness.options.call import Call, Parsed
+from cnn_harness.harness.options.catalogue import Catalogue, catalogue, format_value
+from cnn_harness.harness.options.sections import (
     COMMAND_LINE,
     RECORDED,
     SECTIONS,
@@ -29,11 +29,11 @@ from harness.options.sections import (
     RunOptions,
     flag,
 )
-from harness.options.sources import GivenValue, chosen_config, from_call, from_config, from_record
-from harness.run.data import NoDataSet
+from cnn_harness.harness.options.sources import GivenValue, chosen_config, from_call, from_config, from_record
+from cnn_harness.harness.run.data import NoDataSet
 
 if TYPE_CHECKING:
-    from harness.options.configs import Block
+    from cnn_harness.harness.options.configs import Block
 
 # weights work only with the normalisation of images with which they were trained
 NORMALISATION = ("symmetric_input", "normalise_input", "image_mean", "image_std")
@@ -85,7 +85,7 @@ def resolve(
         except NoDataSet:
             if call.script in ("train", "restore"):
                 raise
-            from harness.commands import run_list
+            from cnn_harness.harness.commands import run_list
 
             raise OptionError(
                 f"no run given; give a run directory, as in {call.script}.py logs/<run>, or --dataset fashion-mnist to "
@@ -119,7 +119,7 @@ def _network_of(weights: str, call: Call, block: Block | None) -> dict[str, Any]
 
     Return {} if nothing is recorded, or if this call chooses another model or another size of the default model.
     """
-    from harness.checkpoints import find, run_record
+    from cnn_harness.harness.checkpoints import find, run_record
 
     recorded: dict[str, Any] = {}
     with suppress(WrongInput, OSError):  # reading the weights reports the error later

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from harness.commands import run_log
-from harness.options.releases import vintage
-from harness.programs import build_or_load
-from harness.reports import build_time
-from harness.reports.build_time import Compilation
-from harness.run.run import Run
-from log import RunLog
+from cnn_harness.harness.commands import run_log
+from cnn_harness.harness.options.releases import vintage
+from cnn_harness.harness.programs import build_or_load
+from cnn_harness.harness.reports import build_time
+from cnn_harness.harness.reports.build_time import Compilation
+from cnn_harness.harness.run.run import Run
+from cnn_harness.log import RunLog
 
 if TYPE_CHECKING:
-    from ipu_utils import InferenceProgram, TrainingProgram
+    from cnn_harness.ipu_utils import InferenceProgram, TrainingProgram
 
 
 def report(run: Run, training: bool) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from emulator.plan import schedules
-from emulator.plan.plan import ExecutionPlan
-from harness.reports import predicted_rate, training_chart
-from harness.run.run import Run
+from cnn_harness.emulator.plan import schedules
+from cnn_harness.emulator.plan.plan import ExecutionPlan
+from cnn_harness.harness.reports import predicted_rate, training_chart
+from cnn_harness.harness.run.run import Run
 
 MAX_DRAWN = 1024  # the largest number of micro-batches in a drawn schedule
 _LISTED = 8  # the largest number of listed checkpoints

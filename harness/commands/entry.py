@@ -8,22 +8,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from base import host_limits
-from base.errors import Answered, OptionError
-from base.fields import ONE_CALL
-from harness.checkpoints import find, run_record, weights_file
-from harness.checkpoints.checkpoint import CheckpointError
-from harness.cluster import membership
-from harness.commands import answers
-from harness.evaluation import inference_record
-from harness.options.call import Call, Parsed
-from harness.options.sections import with_trait
-from harness.reports import profile
-from harness.run import rules
-from harness.run.origin import Origin
-from harness.run.recorded_arguments import changed_data, other_class_names
-from harness.run.resolve import prepare
-from harness.run.run import Run
+from cnn_harness.base import host_limits
+from cnn_harness.base.errors import Answered, OptionError
+from cnn_harness.base.fields import ONE_CALL
+from cnn_harness.harness.checkpoints import find, run_record, weights_file
+from cnn_harness.harness.checkpoints.checkpoint import CheckpointError
+from cnn_harness.harness.cluster import membership
+from cnn_harness.harness.commands import answers
+from cnn_harness.harness.evaluation import inference_record
+from cnn_harness.harness.options.call import Call, Parsed
+from cnn_harness.harness.options.sections import with_trait
+from cnn_harness.harness.reports import profile
+from cnn_harness.harness.run import rules
+from cnn_harness.harness.run.origin import Origin
+from cnn_harness.harness.run.recorded_arguments import changed_data, other_class_names
+from cnn_harness.harness.run.resolve import prepare
+from cnn_harness.harness.run.run import Run
 
 # a call must have at least one of these options to describe a network
 NETWORK_OPTIONS = ("config", "model", "dataset", "data_dir", "train_dir")
@@ -46,7 +46,7 @@ def checked_run(
         profile.check_target(run.options.device, os.environ)
     logging = run.options.logging
     if training and (logging.wandb or logging.mlflow):
-        from harness.reports import trackers
+        from cnn_harness.harness.reports import trackers
 
         if not membership.is_later_instance(os.environ, run.options.training.distributed):
             trackers.check_installed(logging)
@@ -67,23 +67,23 @@ def _answer(run: Run, warnings: list[str], origin: Origin, training: bool, compi
     """Answer --dry-run and similar options, and raise Answered. Return if the call starts a run."""
     main = run.options.main
     if run.options.dataset.dataset_benchmark:
-        from harness.evaluation import input_benchmark
+        from cnn_harness.harness.evaluation import input_benchmark
 
         input_benchmark.report(run, training)
         raise Answered
     if main.dry_run:
-        from harness.commands import describe
+        from cnn_harness.harness.commands import describe
 
         answers.print_answer(*run.notes, *warnings, describe.run(run, origin.updates) if training else run.summary())
     if main.summary:
-        from harness.reports.layer_table import layer_table, table_after
+        from cnn_harness.harness.reports.layer_table import layer_table, table_after
 
         table = table_after(run, main.after, training) if main.after else layer_table(run.network, run.plan)
         answers.print_answer(table)
     if main.dry_run or main.summary:
         raise Answered
     if run.options.device.compile_only:
-        from harness.commands import compile_only
+        from cnn_harness.harness.commands import compile_only
 
         compiled(run) if compiled else compile_only.report(run, training)
         raise Answered

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the slow imports
-    from base.process import early_exit
+    from cnn_harness.base.process import early_exit
 
     early_exit.install("gc-info")
 
@@ -11,9 +11,9 @@ import argparse
 import os
 import sys
 
-from base.process import command_line
-from emulator.plan import ipu_ids
-from emulator.plan.machine import this_machine
+from cnn_harness.base.process import command_line
+from cnn_harness.emulator.plan import ipu_ids
+from cnn_harness.emulator.plan.machine import this_machine
 
 
 def main(argv: list[str] | None = None) -> int:

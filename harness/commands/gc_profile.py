@@ -7,7 +7,7 @@ gc-profile -d profile -- python train.py --config quickstart --gc-profile DEVICE
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the slow imports
-    from base.process import early_exit
+    from cnn_harness.base.process import early_exit
 
     early_exit.install("gc-profile")
 
@@ -16,8 +16,8 @@ import os
 import sys
 from pathlib import Path
 
-from harness.processes import launch
-from harness.reports.profile import FOLDER_VARIABLE, STEM
+from cnn_harness.harness.processes import launch
+from cnn_harness.harness.reports.profile import FOLDER_VARIABLE, STEM
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from base import plugins
-from base.errors import Leave
-from base.process import command_line, commands
-from base.process.signals import StopRequest
-from harness.cluster.membership import call_is_of_later_instance, under_poprun
-from harness.options.call import Call
-from harness.run.run import Run
+from cnn_harness.base import plugins
+from cnn_harness.base.errors import Leave
+from cnn_harness.base.process import command_line, commands
+from cnn_harness.base.process.signals import StopRequest
+from cnn_harness.harness.cluster.membership import call_is_of_later_instance, under_poprun
+from cnn_harness.harness.options.call import Call
+from cnn_harness.harness.run.run import Run
 
 
 def command(script: str, *arguments: str) -> str:

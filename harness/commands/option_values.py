@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from base import plugins
-from base.errors import OptionError
-from base.fields import HALVES, short
-from harness.options.catalogue import Catalogue
-from harness.options.exclusive import GROUPS, check_exclusive, overridden
-from harness.options.releases import VINTAGES, vintage
-from harness.options.sections import (
+from cnn_harness.base import plugins
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.fields import HALVES, short
+from cnn_harness.harness.options.catalogue import Catalogue
+from cnn_harness.harness.options.exclusive import GROUPS, check_exclusive, overridden
+from cnn_harness.harness.options.releases import VINTAGES, vintage
+from cnn_harness.harness.options.sections import (
     ACCUMULATION,
     COMMAND_LINE,
     CONFIGURATION,
@@ -26,14 +26,14 @@ from harness.options.sections import (
     flag,
     with_trait,
 )
-from harness.options.sources import GivenValue, OptionSource
-from harness.options.update_rules import UPDATE_RULES
-from harness.run import data
-from LR_Schedules._schedule import Schedule
-from Models._model import Model
+from cnn_harness.harness.options.sources import GivenValue, OptionSource
+from cnn_harness.harness.options.update_rules import UPDATE_RULES
+from cnn_harness.harness.run import data
+from cnn_harness.LR_Schedules._schedule import Schedule
+from cnn_harness.Models._model import Model
 
 if TYPE_CHECKING:
-    from harness.options.configs import Block
+    from cnn_harness.harness.options.configs import Block
 
 BATCH = ("micro_batch_size", ACCUMULATION, "replicas", "global_batch_size")
 

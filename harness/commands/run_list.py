@@ -14,16 +14,16 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from base.errors import OptionError
-from base.fields import short
-from base.storage import locks
-from base.storage.run_files import ARGUMENTS
-from base.storage.tables import Row, Table, run_table
-from harness.checkpoints import find, manifest, run_record
-from harness.checkpoints.checkpoint import CheckpointError
-from harness.checkpoints.write import STAGING_PREFIX
-from harness.run import network_names, validations
-from harness.run.recorded_arguments import RUN_ID
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.fields import short
+from cnn_harness.base.storage import locks
+from cnn_harness.base.storage.run_files import ARGUMENTS
+from cnn_harness.base.storage.tables import Row, Table, run_table
+from cnn_harness.harness.checkpoints import find, manifest, run_record
+from cnn_harness.harness.checkpoints.checkpoint import CheckpointError
+from cnn_harness.harness.checkpoints.write import STAGING_PREFIX
+from cnn_harness.harness.run import network_names, validations
+from cnn_harness.harness.run.recorded_arguments import RUN_ID
 
 RUNNING, STOPPED, COMPLETE, DAMAGED = "running", "stopped", "complete", "damaged"
 VALIDATION = "validation"  # the state of a directory that a validation or inference wrote

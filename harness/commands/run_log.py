@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from base.process import commands
-from harness.commands import cli
-from harness.options.releases import vintage
-from harness.processes.folders import new_run_folder
-from harness.processes.team import Team, introduction
-from harness.run import processor
-from harness.run.recorded_arguments import arguments
-from harness.run.run import Run
-from log import RunLog, write_arguments
+from cnn_harness.base.process import commands
+from cnn_harness.harness.commands import cli
+from cnn_harness.harness.options.releases import vintage
+from cnn_harness.harness.processes.folders import new_run_folder
+from cnn_harness.harness.processes.team import Team, introduction
+from cnn_harness.harness.run import processor
+from cnn_harness.harness.run.recorded_arguments import arguments
+from cnn_harness.harness.run.run import Run
+from cnn_harness.log import RunLog, write_arguments
 
 
 def open_run_log(
@@ -62,7 +62,7 @@ def open_own_log(run: Run, team: Team, head: Sequence[str]) -> RunLog:
 
 def training_head(run: Run) -> list[str]:
     """Return the log lines that describe the network and the plan of a training."""
-    from harness.reports import predicted_rate
+    from cnn_harness.harness.reports import predicted_rate
 
     names = [v.name for v in run.network.variables if v.trainable and run.is_trained(v.name)]
     return [

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from emulator.plan.number_formats import FP16, FP32
-from harness.run.run import Run
+from cnn_harness.emulator.plan.number_formats import FP16, FP32
+from cnn_harness.harness.run.run import Run
 
 if TYPE_CHECKING:
-    from harness.training.run_dir import TrainingContext
+    from cnn_harness.harness.training.run_dir import TrainingContext
 
 MUCH_LOST = 0.1  # A layer may lose this share of its gradients: runs that lose less train as well as in FP32.
 
@@ -72,7 +72,7 @@ class Divergence:
         all instances (processes) do this at the same time, so that no instance waits for another one in the next update."""
         if self._options.keep_going:
             return
-        from harness.checkpoints import compatibility
+        from cnn_harness.harness.checkpoints import compatibility
 
         for fault in compatibility.invalid_tensor(values, compatibility.expected_training_tensors(self._context.run)):
             raise self._error(f"after update {iteration}, {fault}: {self._advice}", together)

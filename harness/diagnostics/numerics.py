@@ -12,12 +12,12 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from base.storage import files
+from cnn_harness.base.storage import files
 
 if TYPE_CHECKING:
-    from emulator.numerics.observation import Observation
-    from harness.training.run_dir import TrainingContext
-    from ipu_utils import ObservingProgram, TrainingProgram
+    from cnn_harness.emulator.numerics.observation import Observation
+    from cnn_harness.harness.training.run_dir import TrainingContext
+    from cnn_harness.ipu_utils import ObservingProgram, TrainingProgram
 
 # names in the run directory; FOLDER contains the files for TensorBoard
 RECORD, CHART, FOLDER = "numerics.jsonl", "numerics.svg", "numerics"
@@ -89,11 +89,11 @@ class Observer:
 
     def observe(self, done: int) -> None:
         """Observe the network after `done` updates, write the observation and draw the chart."""
-        from harness.diagnostics import numerics_chart
+        from cnn_harness.harness.diagnostics import numerics_chart
 
         context = self._context
         if self._observing is None:
-            from harness.programs import build
+            from cnn_harness.harness.programs import build
 
             self._observing = build.observing_program(context.run)
             self._board = _Histograms(context.folder / FOLDER)

@@ -9,10 +9,10 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from emulator.numerics.observation import KINDS, Observation, ObservedTensor
-from emulator.plan.number_formats import FP32, Format
-from harness.reports import chart
-from harness.reports.chart import ALL, BLUE, ORANGE, SAND, Box, Rows
+from cnn_harness.emulator.numerics.observation import KINDS, Observation, ObservedTensor
+from cnn_harness.emulator.plan.number_formats import FP32, Format
+from cnn_harness.harness.reports import chart
+from cnn_harness.harness.reports.chart import ALL, BLUE, ORANGE, SAND, Box, Rows
 
 MAX_ROWS, LEVELS = 40, 10
 SHOWN = 1e-4  # An exponent is drawn if at least this share of a layer's numbers has it.

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from base import bounds
-from base.errors import DataError
-from Datasets.formats import image_headers
-from Datasets.sources import image_tree
+from cnn_harness.base import bounds
+from cnn_harness.base.errors import DataError
+from cnn_harness.Datasets.formats import image_headers
+from cnn_harness.Datasets.sources import image_tree
 
 _ACCEPTED = (
     "give an image file, a folder, a PIL image, an array of uint8 [height, width, 3] or [n, height, width, 3], "

@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from base import bounds
-from base.errors import OptionError
-from base.fields import short
-from base.storage import files, input_files
-from harness.checkpoints import find, run_record, weights_file
-from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
-from harness.run.recorded_arguments import CLASSES, digest_of, other_class_names
-from harness.run.run import Run
+from cnn_harness.base import bounds
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.fields import short
+from cnn_harness.base.storage import files, input_files
+from cnn_harness.harness.checkpoints import find, run_record, weights_file
+from cnn_harness.harness.checkpoints.checkpoint import Checkpoint, CheckpointError
+from cnn_harness.harness.run.recorded_arguments import CLASSES, digest_of, other_class_names
+from cnn_harness.harness.run.run import Run
 
 FILE = "inference.json"
 NAMES = "classes"  # key of the class names in inference.json and in the options of a .npz file
@@ -27,14 +27,14 @@ _REMEDY = "Restore the original file, or delete it to continue without class nam
 
 def described(run: Run, names: Sequence[str]) -> dict[str, Any]:
     """Return the content of inference.json for a run and its class names."""
-    from Datasets.formats import preprocessing
+    from cnn_harness.Datasets.formats import preprocessing
 
     return {NAMES: list(names), "preprocessing": preprocessing.described(run.data_source.spec, run.request(1))}
 
 
 def record_inference(run: Run, folder: Path) -> None:
     """Write inference.json for a new run."""
-    from Datasets.formats import class_names
+    from cnn_harness.Datasets.formats import class_names
 
     text = json.dumps(described(run, class_names.for_spec(run.data_source.spec)), indent=1, ensure_ascii=False)
     files.write_atomically(folder / FILE, text + "\n")
@@ -46,7 +46,7 @@ def names(run: Run, checkpoint: Checkpoint) -> tuple[str, ...]:
     Return () if the run had class names that are no longer known. Raise CheckpointError if inference.json belongs to another
     network.
     """
-    from Datasets.formats import class_names
+    from cnn_harness.Datasets.formats import class_names
 
     folder = find.run_folder(Path(checkpoint.prefix))
     recorded = run_record.arguments(folder)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from base.process import tf_runtime
-from harness.run.run import Run
+from cnn_harness.base.process import tf_runtime
+from cnn_harness.harness.run.run import Run
 
 SECONDS = 4.0  # Each stage is measured for this time.
 _WARMING = 3  # This number of batches fills the buffers before each measurement.

@@ -11,25 +11,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from base.errors import DataError
-from base.fields import escaped, short
-from base.process import tf_runtime
-from Datasets.formats import image_headers
-from Datasets.sources import image_tree
-from harness.checkpoints import compatibility, read
-from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
-from harness.checkpoints.read import Tensors
-from harness.evaluation import inference_record, predictions_file
-from harness.evaluation.predictions_file import ImagePrediction
-from harness.reports import profile
-from harness.run import network_names
-from harness.run.run import Run
-from log import RunLog
+from cnn_harness.base.errors import DataError
+from cnn_harness.base.fields import escaped, short
+from cnn_harness.base.process import tf_runtime
+from cnn_harness.Datasets.formats import image_headers
+from cnn_harness.Datasets.sources import image_tree
+from cnn_harness.harness.checkpoints import compatibility, read
+from cnn_harness.harness.checkpoints.checkpoint import Checkpoint, CheckpointError
+from cnn_harness.harness.checkpoints.read import Tensors
+from cnn_harness.harness.evaluation import inference_record, predictions_file
+from cnn_harness.harness.evaluation.predictions_file import ImagePrediction
+from cnn_harness.harness.reports import profile
+from cnn_harness.harness.run import network_names
+from cnn_harness.harness.run.run import Run
+from cnn_harness.log import RunLog
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from ipu_utils import InferenceProgram
+    from cnn_harness.ipu_utils import InferenceProgram
 
 MOST = 5  # This number of classes is reported for each photo.
 TOGETHER = 64  # At most this number of photos is in memory.
@@ -107,7 +107,7 @@ class Predictor:
     def __init__(self, run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray]) -> None:
         """`values` are the tensors of the checkpoint. Raise CheckpointError if they belong to another network."""
         tf_runtime.import_tensorflow("3")
-        from harness.programs.build import prediction_program
+        from cnn_harness.harness.programs.build import prediction_program
 
         self._run, self._checkpoint, self._batch = run, checkpoint, _Batch()
         self._request = dataclasses.replace(run.request(1), hostside_norm=False)
@@ -122,7 +122,7 @@ class Predictor:
     def prepare(self, images: Sequence[str | np.ndarray], first: int = 0) -> np.ndarray:
         """Return the input of the network, [n, side, side, 3], for images given as paths or as uint8 [height, width, 3].
         Raise DataError if an image cannot be decoded. `first` is the number of the first image in messages."""
-        from Datasets.pipeline import image_files
+        from cnn_harness.Datasets.pipeline import image_files
 
         return image_files.load(images, self._run.data_source.spec, self._request, first)
 

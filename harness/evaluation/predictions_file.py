@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from base.errors import OptionError
-from harness.reports import output
+from cnn_harness.base.errors import OptionError
+from cnn_harness.harness.reports import output
 
 
 class ImagePrediction(NamedTuple):

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.checkpoints import compatibility
-from harness.checkpoints.checkpoint import Checkpoint
-from harness.evaluation import photo_predictions, predictions_file
-from harness.options.sections import RunOptions
-from harness.processes import folders
-from harness.run.origin import Origin
-from harness.run.run import Run
+from cnn_harness.harness.checkpoints import compatibility
+from cnn_harness.harness.checkpoints.checkpoint import Checkpoint
+from cnn_harness.harness.evaluation import photo_predictions, predictions_file
+from cnn_harness.harness.options.sections import RunOptions
+from cnn_harness.harness.processes import folders
+from cnn_harness.harness.run.origin import Origin
+from cnn_harness.harness.run.run import Run
 
 
 class SavedWeights(Origin):

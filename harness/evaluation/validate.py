@@ -8,21 +8,21 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from base.errors import DataError
-from base.process.signals import Signals
-from harness.checkpoints import compatibility
-from harness.checkpoints.checkpoint import Checkpoint
-from harness.processes.team import Team
-from harness.reports import build_time, profile
-from harness.reports.build_time import Compilation
-from harness.run.length import epoch_images
-from harness.run.run import Run
-from log import RunLog
+from cnn_harness.base.errors import DataError
+from cnn_harness.base.process.signals import Signals
+from cnn_harness.harness.checkpoints import compatibility
+from cnn_harness.harness.checkpoints.checkpoint import Checkpoint
+from cnn_harness.harness.processes.team import Team
+from cnn_harness.harness.reports import build_time, profile
+from cnn_harness.harness.reports.build_time import Compilation
+from cnn_harness.harness.run.length import epoch_images
+from cnn_harness.harness.run.run import Run
+from cnn_harness.log import RunLog
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from ipu_utils import InferenceProgram
+    from cnn_harness.ipu_utils import InferenceProgram
 
 RANDOM_WEIGHTS = Checkpoint("random", -1)
 _PIECES = 20  # The progress bar moves this number of times in a validation.

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from base.errors import OptionError
-from emulator.plan import number_formats
-from harness.programs import embedded
+from cnn_harness.base.errors import OptionError
+from cnn_harness.emulator.plan import number_formats
+from cnn_harness.harness.programs import embedded
 
 if TYPE_CHECKING:
-    from harness.export.network import TrainedNetwork
-    from harness.export.predict import Runner
+    from cnn_harness.harness.export.network import TrainedNetwork
+    from cnn_harness.harness.export.predict import Runner
 
 CHECKED, CALIBRATED = 64, 128  # These are numbers of images for the comparison and for the calibration of --int8.
 _COARSE = 4  # A generated image has this number of squares along each side.
@@ -99,8 +99,8 @@ def answers(run: Runner, images: np.ndarray) -> np.ndarray:
 def own_answers(network: TrainedNetwork, images: np.ndarray) -> np.ndarray:
     """Return the probabilities for images, float64 [n, classes], that this harness computes in the precision of the
     checkpoint."""
-    from harness.programs import build
-    from ipu_utils import FrozenProgram
+    from cnn_harness.harness.programs import build
+    from cnn_harness.ipu_utils import FrozenProgram
 
     batch = network.run.validation_batch
     program = FrozenProgram(build.frozen_program(network.run, network.values, identity=""))
@@ -130,7 +130,7 @@ class Images(NamedTuple):
 def checking(network: TrainedNetwork) -> Images:
     """Return at most CHECKED images for the comparison. They are validation images if there are any, otherwise training
     images, otherwise generated images."""
-    from harness.programs import build
+    from cnn_harness.harness.programs import build
 
     run = network.run
     if not network.has_data:
@@ -144,7 +144,7 @@ def checking(network: TrainedNetwork) -> Images:
 
 def calibration(network: TrainedNetwork) -> np.ndarray:
     """Return at most CALIBRATED training images, with the preprocessing of validation."""
-    from harness.programs import build
+    from cnn_harness.harness.programs import build
 
     return build.training_images_uint8(network.run, CALIBRATED)
 

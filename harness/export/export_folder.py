@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from base.errors import OptionError
-from base.storage import files, input_files, locks
-from harness.export.file_formats import FORMATS
-from harness.export.network import LABELS, PREPROCESSING
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.storage import files, input_files, locks
+from cnn_harness.harness.export.file_formats import FORMATS
+from cnn_harness.harness.export.network import LABELS, PREPROCESSING
 
 PROGRAM = Path(__file__).with_name("predict.py")  # classifies photos with the exported files
 _TEXTS = (LABELS, PREPROCESSING, PROGRAM.name)

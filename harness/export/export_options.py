@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from base import plugins
-from base.errors import OptionError
-from base.fields import short
-from base.process import command_line
-from harness.checkpoints import find, weights_file
-from harness.commands import answers
-from harness.export.file_formats import FORMATS
-from harness.options.call import Call
+from cnn_harness.base import plugins
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.fields import short
+from cnn_harness.base.process import command_line
+from cnn_harness.harness.checkpoints import find, weights_file
+from cnn_harness.harness.commands import answers
+from cnn_harness.harness.export.file_formats import FORMATS
+from cnn_harness.harness.options.call import Call
 
 SCRIPT = "validation"  # cnn export accepts the options of this command for network and data.
 FOLDER = "export"  # This is the name of the default output folder in the run directory.

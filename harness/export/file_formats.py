@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from base.errors import OptionError
-from harness.checkpoints import weights_file
+from cnn_harness.base.errors import OptionError
+from cnn_harness.harness.checkpoints import weights_file
 
 if TYPE_CHECKING:
     import numpy as np
     import tensorflow.compat.v1 as tf
 
-    from harness.export.predict import Runner
+    from cnn_harness.harness.export.predict import Runner
 
 _OPSET = 17  # the newest ONNX opset in which tf2onnx can write all networks
 
@@ -47,7 +47,7 @@ class Content:
 
 def _by_program(path: Path) -> Runner:
     """Open a file in the same way as predict.py, which is a part of every export."""
-    from harness.export import predict
+    from cnn_harness.harness.export import predict
 
     return predict.opened(path)
 
@@ -107,7 +107,7 @@ def _imported(definition: tf.GraphDef) -> Any:
 def _write_saved_model(content: Content, path: Path) -> None:
     import tensorflow.compat.v1 as tf
 
-    from ipu_utils import IMAGE, PROBABILITIES
+    from cnn_harness.ipu_utils import IMAGE, PROBABILITIES
 
     with _imported(content.graph) as session:
         image, probabilities = (session.graph.get_tensor_by_name(f"{name}:0") for name in (IMAGE, PROBABILITIES))
@@ -178,7 +178,7 @@ def _write_onnx(content: Content, path: Path) -> None:
     import onnx
     import tf2onnx
 
-    from ipu_utils import IMAGE, PROBABILITIES
+    from cnn_harness.ipu_utils import IMAGE, PROBABILITIES
 
     model, _ = tf2onnx.convert.from_graph_def(
         content.graph, input_names=[f"{IMAGE}:0"], output_names=[f"{PROBABILITIES}:0"], opset=_OPSET
@@ -203,7 +203,7 @@ def _quantised_onnx(model: Any, calibration: np.ndarray) -> Any:
     import onnx
     from onnxruntime import quantization
 
-    from ipu_utils import IMAGE
+    from cnn_harness.ipu_utils import IMAGE
 
     feeds = ({IMAGE: image[None]} for image in calibration)
 
@@ -229,7 +229,7 @@ def _write_safetensors(content: Content, path: Path) -> None:
 
 
 def _safetensors_runner(path: Path) -> Runner:
-    from harness.export import comparison, network
+    from cnn_harness.harness.export import comparison, network
 
     read = network.open_network(str(path))
     return lambda images: comparison.own_answers(read, images)

@@ -12,17 +12,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from base.errors import DataError
-from base.fields import short
-from base.process import tf_runtime
-from base.storage import input_files
-from Datasets.formats import image_headers
-from Datasets.formats.image_headers import MAX_BYTES
-from Datasets.sources import image_folder
-from Datasets.sources.image_folder import BadFile, ImageFile, Listing
+from cnn_harness.base.errors import DataError
+from cnn_harness.base.fields import short
+from cnn_harness.base.process import tf_runtime
+from cnn_harness.base.storage import input_files
+from cnn_harness.Datasets.formats import image_headers
+from cnn_harness.Datasets.formats.image_headers import MAX_BYTES
+from cnn_harness.Datasets.sources import image_folder
+from cnn_harness.Datasets.sources.image_folder import BadFile, ImageFile, Listing
 
 if TYPE_CHECKING:
-    from Datasets.pipeline import decoding
+    from cnn_harness.Datasets.pipeline import decoding
 
 MAX_READ = 20_000  # Only this number of images is read, so that the check takes seconds.
 FEW = 10  # Classes with fewer images cause a warning, because so few images give a poor estimate of the accuracy.
@@ -129,7 +129,7 @@ def scan_folder(top: Path, train: Path | None = None, validation: Path | None = 
     images = [*listing.train, *(listing.validation or ())][:MAX_READ]
     bad = image_folder.damaged(images)
     tf_runtime.import_tensorflow("3")
-    from Datasets.pipeline import decoding
+    from cnn_harness.Datasets.pipeline import decoding
 
     unread = {each.file for each in bad}
     with ThreadPoolExecutor(_READ_TOGETHER) as pool:

@@ -6,8 +6,8 @@ As in Keras and in section 2 of Kingma and Ba (arXiv 1412.6980), epsilon is adde
 
 from dataclasses import dataclass
 
-from base.fields import above, below_one, opt
-from harness.optimisers._rule import UpdateRule, bias_corrections
+from cnn_harness.base.fields import above, below_one, opt
+from cnn_harness.harness.optimisers._rule import UpdateRule, bias_corrections
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101): w -= rate * decay * w, in addition to Adam."""
 
-from harness.optimisers import Adam
+from cnn_harness.harness.optimisers import Adam
 
 Options = Adam.Options
 

@@ -5,8 +5,8 @@ u = m / (sqrt(v) + epsilon) + decay * w. For variables in --lamb-skip-list, deca
 
 from dataclasses import dataclass
 
-from base.fields import above, at_least, below_one, opt
-from harness.optimisers._rule import SKIPPED, UpdateRule, bias_corrections, or_one, where_both
+from cnn_harness.base.fields import above, at_least, below_one, opt
+from cnn_harness.harness.optimisers._rule import SKIPPED, UpdateRule, bias_corrections, or_one, where_both
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,8 @@ a = momentum * a + rate * g instead.
 
 from dataclasses import dataclass
 
-from base.fields import above, at_least, opt
-from harness.optimisers._rule import SKIPPED, MomentumOption, UpdateRule, or_one, where_both
+from cnn_harness.base.fields import above, at_least, opt
+from cnn_harness.harness.optimisers._rule import SKIPPED, MomentumOption, UpdateRule, or_one, where_both
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,9 @@ The mean of the gradients is not subtracted (not centred). The mean square `ms` 
 
 from dataclasses import dataclass
 
-from base.errors import OptionError
-from base.fields import above, below_one, between, opt
-from harness.optimisers._rule import MomentumOption, UpdateRule, kernels_for, of_all
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.fields import above, below_one, between, opt
+from cnn_harness.harness.optimisers._rule import MomentumOption, UpdateRule, kernels_for, of_all
 
 DECAY = 0.9  # the default decay of the mean square
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from harness.optimisers._rule import UpdateRule
+from cnn_harness.harness.optimisers._rule import UpdateRule
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from base.fields import below_one, opt
+from cnn_harness.base.fields import below_one, opt
 
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf
 
-    from emulator.program.training_spec import Move
+    from cnn_harness.emulator.program.training_spec import Move
 
     Slots = dict[str, tf.Tensor]
     Updated = tuple[tf.Tensor, Slots]
@@ -86,7 +86,7 @@ def named_by(words: Sequence[str]) -> Callable[[str], bool]:
 
 def kernels_for(x: tf.Tensor) -> ModuleType | None:
     """Return the native operations for a tensor, or None."""
-    from emulator.native import library
+    from cnn_harness.emulator.native import library
 
     return library.load_for(x)
 

@@ -6,8 +6,8 @@ except that `a` does not contain the learning rate.
 
 from dataclasses import dataclass
 
-from base.fields import opt
-from harness.optimisers._rule import MomentumOption, UpdateRule, kernels_for, of_all
+from cnn_harness.base.fields import opt
+from cnn_harness.harness.optimisers._rule import MomentumOption, UpdateRule, kernels_for, of_all
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,16 +13,16 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from base import plugins
-from base.errors import OptionError
-from base.fields import short
-from base.plugins import did_you_mean
-from base.process import commands
-from base.storage import run_files
-from harness.options import releases
-from harness.options.catalogue import Catalogue, Spelling, all_options, plugins_with, shared_options
-from harness.options.other_names import OTHER_NAMES
-from harness.options.sections import RunOptions, flag
+from cnn_harness.base import plugins
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.fields import short
+from cnn_harness.base.plugins import did_you_mean
+from cnn_harness.base.process import commands
+from cnn_harness.base.storage import run_files
+from cnn_harness.harness.options import releases
+from cnn_harness.harness.options.catalogue import Catalogue, Spelling, all_options, plugins_with, shared_options
+from cnn_harness.harness.options.other_names import OTHER_NAMES
+from cnn_harness.harness.options.sections import RunOptions, flag
 
 DEFAULT_CONFIG_PATH = plugins.ROOT / "configs.yml"
 Given = tuple[str, tuple[str, ...]]  # a flag as written, such as --micro-batch, and its arguments
@@ -145,7 +145,7 @@ class Call:
                     f"{short(word)} is a run directory; resume it with restore.py, or validate it with validation.py"
                 )
             return "data_dir"
-        from harness.options import configs  # late, because it imports yaml
+        from cnn_harness.harness.options import configs  # late, because it imports yaml
 
         names = configs.ConfigFile(self.argument("config_path") or str(DEFAULT_CONFIG_PATH)).names
         if not {word, releases.split_name(word)[0]} & {*names}:

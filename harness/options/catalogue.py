@@ -14,12 +14,12 @@ from functools import cache
 from types import NoneType
 from typing import Any
 
-from base import plugins
-from base.errors import OptionError
-from base.fields import META, decimal_number, is_text, short, whole_number
-from base.plugins import did_you_mean
-from harness.options.other_names import OTHER_VALUES
-from harness.options.sections import COMMAND_LINE, SECTIONS, flag
+from cnn_harness.base import plugins
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.fields import META, decimal_number, is_text, short, whole_number
+from cnn_harness.base.plugins import did_you_mean
+from cnn_harness.harness.options.other_names import OTHER_VALUES
+from cnn_harness.harness.options.sections import COMMAND_LINE, SECTIONS, flag
 
 LARGEST = 3.4028235e38  # the largest FP32 number: the device computes in FP32
 PLUGINS = (

@@ -15,12 +15,12 @@ from typing import Any
 
 import yaml
 
-from base.errors import OptionError, parts
-from base.fields import short
-from base.plugins import did_you_mean
-from base.storage import input_files
-from harness.options import releases
-from harness.options.releases import Span
+from cnn_harness.base.errors import OptionError, parts
+from cnn_harness.base.fields import short
+from cnn_harness.base.plugins import did_you_mean
+from cnn_harness.base.storage import input_files
+from cnn_harness.harness.options import releases
+from cnn_harness.harness.options.releases import Span
 
 MAX_BYTES = 1 << 18  # PyYAML needs about ten seconds for this many bytes.
 ALL = "all"  # The value of --list-configs without a word.

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from base.errors import OptionError
-from base.fields import short
-from harness.options.catalogue import Catalogue, format_value
-from harness.options.sections import ACCUMULATION
-from harness.options.sources import OptionSource
-from Models import _norms
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.fields import short
+from cnn_harness.harness.options.catalogue import Catalogue, format_value
+from cnn_harness.harness.options.sections import ACCUMULATION
+from cnn_harness.harness.options.sources import OptionSource
+from cnn_harness.Models import _norms
 
 EXCLUSIVE: tuple[tuple[str, ...], ...] = (
     ("iterations", "epochs"),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from functools import partial
 
-from base.process import commands
-from harness.options.catalogue import all_options
-from harness.options.sections import COMMAND_LINE
+from cnn_harness.base.process import commands
+from cnn_harness.harness.options.catalogue import all_options
+from cnn_harness.harness.options.sections import COMMAND_LINE
 
 _FLAG = re.compile(r"(?<![\w-])--(?P<name>[a-zA-Z][\w-]*)(?:(?P<gap>[ =])(?P<value>(?!-)[^\s;,()]*[^\s;,():.]))?")
 _NUMBER = re.compile(r"[+-]?\d[\d.]*(?:e[+-]?\d+)?")

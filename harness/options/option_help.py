@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from base import plugins
-from base.errors import OptionError
-from base.fields import HINT, short
-from base.process import command_line, commands
-from harness.options.call import unknown_flag
-from harness.options.catalogue import PLUGINS, Catalogue, Option, format_value
-from harness.options.sections import SECTIONS, MainOptions, RunOptions, flag
+from cnn_harness.base import plugins
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.fields import HINT, short
+from cnn_harness.base.process import command_line, commands
+from cnn_harness.harness.options.call import unknown_flag
+from cnn_harness.harness.options.catalogue import PLUGINS, Catalogue, Option, format_value
+from cnn_harness.harness.options.sections import SECTIONS, MainOptions, RunOptions, flag
 
 INTRODUCTIONS = {
     "train": "Train a convolutional network on emulated IPUs.",

@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from base.errors import OptionError
-from base.fields import short
-from base.plugins import did_you_mean
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.fields import short
+from cnn_harness.base.plugins import did_you_mean
 
 TABLE = "releases"
 Version = tuple[int, int]

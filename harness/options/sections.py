@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
-from base.conditions import (
+from cnn_harness.base.conditions import (
     checkpoints,
     cutmix,
     data_files,
@@ -23,7 +23,7 @@ from base.conditions import (
     random_crops,
     several_processes,
 )
-from base.fields import (
+from cnn_harness.base.fields import (
     HALVES,
     HINT,
     LARGEST_COUNT,
@@ -43,10 +43,10 @@ from base.fields import (
     per_instance,
     timing,
 )  # fmt: skip
-from emulator.plan.options import PASSES, DeviceOptions
-from harness.optimisers._rule import UpdateRule
-from harness.options import releases
-from harness.options.update_rules import UPDATE_RULES, OptimiserOptions
+from cnn_harness.emulator.plan.options import PASSES, DeviceOptions
+from cnn_harness.harness.optimisers._rule import UpdateRule
+from cnn_harness.harness.options import releases
+from cnn_harness.harness.options.update_rules import UPDATE_RULES, OptimiserOptions
 
 COMMAND_LINE, CONFIGURATION, RECORDED = "command line", "configuration", "the recorded run"  # sources of values
 ACCUMULATION, AUTO = "gradient_accumulation_count", "auto"

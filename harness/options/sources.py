@@ -9,15 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from base import plugins
-from base.errors import OptionError
-from base.fields import short
-from harness.options.call import DEFAULT_CONFIG_PATH, Call, check_assignments, full_flag, unknown_flag
-from harness.options.catalogue import Catalogue, Option, Spelling, all_options, format_value
-from harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, flag
+from cnn_harness.base import plugins
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.fields import short
+from cnn_harness.harness.options.call import DEFAULT_CONFIG_PATH, Call, check_assignments, full_flag, unknown_flag
+from cnn_harness.harness.options.catalogue import Catalogue, Option, Spelling, all_options, format_value
+from cnn_harness.harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, flag
 
 if TYPE_CHECKING:
-    from harness.options.configs import Block
+    from cnn_harness.harness.options.configs import Block
 
 # Configurations must not have these options: they are read before the configuration, or apply to one call.
 COMMAND_LINE_ONLY = (
@@ -128,7 +128,7 @@ def chosen_config(call: Call) -> Block | None:
     name, path = call.argument("config"), call.argument("config_path")
     if name is None and path is None:
         return None
-    from harness.options import configs  # late, because it imports yaml
+    from cnn_harness.harness.options import configs  # late, because it imports yaml
 
     path = str(DEFAULT_CONFIG_PATH) if path is None else path
     if name is None:

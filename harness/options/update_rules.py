@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from base import plugins
-from harness.optimisers._rule import UpdateRule
+from cnn_harness.base import plugins
+from cnn_harness.harness.optimisers._rule import UpdateRule
 
 FOLDER = "harness/optimisers"
 _FIRST = ("SGD", "momentum", "RMSprop", "LARS", "LAMB", "Adam", "AdamW")  # the order in --help; others follow

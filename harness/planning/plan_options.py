@@ -9,20 +9,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from base.errors import OptionError
-from base.process import command_line
-from emulator.cost_model import variants
-from emulator.cost_model.prediction import check_tiles
-from emulator.cost_model.systems import System, by_name, smallest_holding
-from emulator.cost_model.workload import Workload
-from harness.checkpoints import find
-from harness.cluster import membership
-from harness.commands import answers, cli, entry
-from harness.options.call import Call
-from harness.options.sections import flag
-from harness.reports import output
-from harness.run import resolve, rules
-from harness.run.run import Run
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.process import command_line
+from cnn_harness.emulator.cost_model import variants
+from cnn_harness.emulator.cost_model.prediction import check_tiles
+from cnn_harness.emulator.cost_model.systems import System, by_name, smallest_holding
+from cnn_harness.emulator.cost_model.workload import Workload
+from cnn_harness.harness.checkpoints import find
+from cnn_harness.harness.cluster import membership
+from cnn_harness.harness.commands import answers, cli, entry
+from cnn_harness.harness.options.call import Call
+from cnn_harness.harness.options.sections import flag
+from cnn_harness.harness.reports import output
+from cnn_harness.harness.run import resolve, rules
+from cnn_harness.harness.run.run import Run
 
 MAX_PROCESSES = 65536
 TRAINING_ONLY = ("dry_run", "explain", "summary")  # cnn plan rejects these options of train.py.

@@ -5,15 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
-from emulator.cost_model import variants
-from emulator.cost_model.prediction import Prediction, predict
-from emulator.plan.schedules import SCHEDULES
-from harness.planning import plan_table, scaling
-from harness.planning.planned_config import Planned
-from harness.report_page import markup
-from harness.reports import timeline
-from harness.reports.chart import ALL, BLUE, GREEN, GREY, INK, ORANGE, PALE, PURPLE, RED, SAND, Box, Curves, Line, Rows
-from harness.reports.predicted_rate import MIB
+from cnn_harness.emulator.cost_model import variants
+from cnn_harness.emulator.cost_model.prediction import Prediction, predict
+from cnn_harness.emulator.plan.schedules import SCHEDULES
+from cnn_harness.harness.planning import plan_table, scaling
+from cnn_harness.harness.planning.planned_config import Planned
+from cnn_harness.harness.report_page import markup
+from cnn_harness.harness.reports import timeline
+from cnn_harness.harness.reports.chart import (
+    ALL,
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PALE,
+    PURPLE,
+    RED,
+    SAND,
+    Box,
+    Curves,
+    Line,
+    Rows,
+)
+from cnn_harness.harness.reports.predicted_rate import MIB
 
 PARTS = {
     "weights": "#264653", "optimiser_state": "#2a9d8f", "gradients": "#8ab17d", "stashed_activations": "#e9c46a",

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from base.process import commands
-from emulator.cost_model.prediction import Prediction
-from emulator.cost_model.search import keeps_micro_batch
-from emulator.plan.schedules import BACKWARD, FORWARD
-from harness.planning.planned_config import Planned, efficiencies
-from harness.reports.predicted_rate import MIB, duration, sdk_of
+from cnn_harness.base.process import commands
+from cnn_harness.emulator.cost_model.prediction import Prediction
+from cnn_harness.emulator.cost_model.search import keeps_micro_batch
+from cnn_harness.emulator.plan.schedules import BACKWARD, FORWARD
+from cnn_harness.harness.planning.planned_config import Planned, efficiencies
+from cnn_harness.harness.reports.predicted_rate import MIB, duration, sdk_of
 
 NOTE = "The planner is fitted to published rates. To see its errors, run python tools/fit_planner.py."
 

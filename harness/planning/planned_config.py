@@ -10,18 +10,18 @@ from typing import Any
 
 import yaml
 
-from base.errors import OptionError
-from base.fields import ONE_CALL
-from emulator.cost_model import search
-from emulator.cost_model.prediction import Prediction, predict
-from emulator.cost_model.remedies import remedies
-from emulator.plan.number_formats import FP16
-from harness.options.call import Call
-from harness.options.exclusive import drop_conflicting
-from harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, with_trait
-from harness.planning import plan_options
-from harness.planning.plan_options import PlanRequest
-from harness.run.run import Run
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.fields import ONE_CALL
+from cnn_harness.emulator.cost_model import search
+from cnn_harness.emulator.cost_model.prediction import Prediction, predict
+from cnn_harness.emulator.cost_model.remedies import remedies
+from cnn_harness.emulator.plan.number_formats import FP16
+from cnn_harness.harness.options.call import Call
+from cnn_harness.harness.options.exclusive import drop_conflicting
+from cnn_harness.harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, with_trait
+from cnn_harness.harness.planning import plan_options
+from cnn_harness.harness.planning.plan_options import PlanRequest
+from cnn_harness.harness.run.run import Run
 
 _GIVEN = (COMMAND_LINE, CONFIGURATION, RECORDED)
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from emulator.cost_model import variants
-from emulator.cost_model.constants import FITTED
-from emulator.cost_model.kernels import SegmentCosts
-from emulator.cost_model.prediction import Prediction, predict
-from emulator.cost_model.systems import BOW, MK2, SYSTEMS, Ipu, System
-from emulator.cost_model.workload import Workload
-from harness.reports.chart import BLUE, ORANGE, Curves, Line, span
+from cnn_harness.emulator.cost_model import variants
+from cnn_harness.emulator.cost_model.constants import FITTED
+from cnn_harness.emulator.cost_model.kernels import SegmentCosts
+from cnn_harness.emulator.cost_model.prediction import Prediction, predict
+from cnn_harness.emulator.cost_model.systems import BOW, MK2, SYSTEMS, Ipu, System
+from cnn_harness.emulator.cost_model.workload import Workload
+from cnn_harness.harness.reports.chart import BLUE, ORANGE, Curves, Line, span
 
 COLOURS = {BOW: ORANGE, MK2: BLUE}
 Scale = Callable[[Workload, System], Workload | None]

@@ -18,9 +18,9 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from base.errors import OptionError
-from base.fields import short
-from harness.cluster.cluster import Cluster, host_of
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.fields import short
+from cnn_harness.harness.cluster.cluster import Cluster, host_of
 
 ALL = "all"
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from harness.options.sections import AUTO, CheckpointOptions
+from cnn_harness.harness.options.sections import AUTO, CheckpointOptions
 
 _UNTIL_KNOWN = 600.0  # The interval in seconds before the first checkpoint has shown how long saving takes.
 _MIN_SAVING = 1e-3  # Assume that saving takes at least this many seconds. A time near 0 would make the optimal interval 0.

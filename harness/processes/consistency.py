@@ -6,13 +6,13 @@ import hashlib
 import json
 from typing import Any
 
-from base import plugins, version
-from base.errors import OptionError
-from base.fields import PER_INSTANCE
-from emulator.native import library
-from harness.cluster.cluster import Cluster
-from harness.options.sections import with_trait
-from harness.run.run import Run
+from cnn_harness.base import plugins, version
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.fields import PER_INSTANCE
+from cnn_harness.emulator.native import library
+from cnn_harness.harness.cluster.cluster import Cluster
+from cnn_harness.harness.options.sections import with_trait
+from cnn_harness.harness.run.run import Run
 
 _FOLDERS = ("base", "Models", "Datasets", "LR_Schedules", "emulator", "harness")
 _PACKAGES = ("tensorflow", "numpy")

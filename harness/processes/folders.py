@@ -18,17 +18,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from base.errors import WrongInput
-from base.process import command_line, commands
-from base.storage import files, locks
-from base.storage.run_files import ARGUMENTS, REPLACED
-from base.storage.tables import TABLES
-from harness.checkpoints import find, run_record
-from harness.checkpoints.checkpoint import CheckpointError
-from harness.cluster.cluster import POPRUN
-from harness.processes.team import Team
-from harness.run.recorded_arguments import RUN_ID
-from harness.run.run import Run
+from cnn_harness.base.errors import WrongInput
+from cnn_harness.base.process import command_line, commands
+from cnn_harness.base.storage import files, locks
+from cnn_harness.base.storage.run_files import ARGUMENTS, REPLACED
+from cnn_harness.base.storage.tables import TABLES
+from cnn_harness.harness.checkpoints import find, run_record
+from cnn_harness.harness.checkpoints.checkpoint import CheckpointError
+from cnn_harness.harness.cluster.cluster import POPRUN
+from cnn_harness.harness.processes.team import Team
+from cnn_harness.harness.run.recorded_arguments import RUN_ID
+from cnn_harness.harness.run.run import Run
 
 Config = dict[str, Any]  # The keys are an instance's run name, name_suffix, log_dir and logs_path.
 _RANDOM = 3  # The number of random characters at the end of a directory name.

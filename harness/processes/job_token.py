@@ -7,7 +7,7 @@ import hashlib
 import hmac
 from collections.abc import Mapping
 
-from base.errors import OptionError
+from cnn_harness.base.errors import OptionError
 
 VARIABLE = "HARNESS_JOB_TOKEN"
 _MIN_LENGTH, _MAX_LENGTH = 8, 1024  # characters

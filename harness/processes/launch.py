@@ -21,11 +21,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from base.errors import OptionError
-from base.process import commands, orphans
-from base.process.signals import URGENT
-from harness.cluster import membership
-from harness.processes import job_token
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.process import commands, orphans
+from cnn_harness.base.process.signals import URGENT
+from cnn_harness.harness.cluster import membership
+from cnn_harness.harness.processes import job_token
 
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 _NODES = Path("/sys/devices/system/node")

@@ -14,11 +14,11 @@ from typing import NoReturn
 
 import yaml
 
-from base import plugins, version
-from base.errors import OptionError
-from base.fields import short
-from base.process import command_line
-from harness.options import configs
+from cnn_harness.base import plugins, version
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.fields import short
+from cnn_harness.base.process import command_line
+from cnn_harness.harness.options import configs
 
 MAX_INSTANCES = 1024  # The limit exists because the environment of every instance contains all addresses.
 DASHED = ("mpi_global_args", "mpi_local_args")

@@ -9,19 +9,19 @@ from functools import partial
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-import ipu_utils
-from Datasets._spec import ReadRequest
-from Datasets.formats import class_names
-from Datasets.pipeline import augmentation, batching, normalisation
-from Datasets.pipeline.mixing import Mixing
-from Datasets.sources.generated import synthetic
-from harness.checkpoints import conversion
-from harness.options.sections import TrainingOptions
-from harness.programs import embedded, losses
-from harness.programs.embedded import Batches
-from harness.programs.losses import Loss
-from harness.run.run import Run
-from ipu_utils import (
+from cnn_harness import ipu_utils
+from cnn_harness.Datasets._spec import ReadRequest
+from cnn_harness.Datasets.formats import class_names
+from cnn_harness.Datasets.pipeline import augmentation, batching, normalisation
+from cnn_harness.Datasets.pipeline.mixing import Mixing
+from cnn_harness.Datasets.sources.generated import synthetic
+from cnn_harness.harness.checkpoints import conversion
+from cnn_harness.harness.options.sections import TrainingOptions
+from cnn_harness.harness.programs import embedded, losses
+from cnn_harness.harness.programs.embedded import Batches
+from cnn_harness.harness.programs.losses import Loss
+from cnn_harness.harness.run.run import Run
+from cnn_harness.ipu_utils import (
     CacheEntry,
     Features,
     InferenceProgram,

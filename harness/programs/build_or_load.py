@@ -6,16 +6,16 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from base.process import progress
-from emulator.plan.timings import PhaseEnd
-from harness.programs import program_cache
-from harness.reports import build_time
-from harness.run.run import Run
-from log import RunLog
+from cnn_harness.base.process import progress
+from cnn_harness.emulator.plan.timings import PhaseEnd
+from cnn_harness.harness.programs import program_cache
+from cnn_harness.harness.reports import build_time
+from cnn_harness.harness.run.run import Run
+from cnn_harness.log import RunLog
 
 if TYPE_CHECKING:
-    from harness.programs.program_cache import DiskCacheEntry
-    from ipu_utils import InferenceProgram, TrainingProgram, WorkerGroup
+    from cnn_harness.harness.programs.program_cache import DiskCacheEntry
+    from cnn_harness.ipu_utils import InferenceProgram, TrainingProgram, WorkerGroup
 
     Entry = DiskCacheEntry | None
 AnyProgram = TypeVar("AnyProgram", "TrainingProgram", "InferenceProgram")
@@ -28,7 +28,7 @@ def training_program(
     `build.training_program`."""
 
     def built(entry: Entry) -> TrainingProgram:
-        from harness.programs import build
+        from cnn_harness.harness.programs import build
 
         return build.training_program(run, update, recording, group, entry)
 
@@ -39,7 +39,7 @@ def validation_program(run: Run, log: RunLog) -> InferenceProgram:
     """Return the compiled validation program."""
 
     def built(entry: Entry) -> InferenceProgram:
-        from harness.programs import build
+        from cnn_harness.harness.programs import build
 
         return build.validation_program(run, entry)
 
@@ -56,7 +56,7 @@ def _ready(
     with progress.waiting("Building the program"):
         prepared = PhaseEnd(build_time.PREPARED, time.perf_counter())
         program_cache.import_tensorflow(run)
-        from harness.programs import build  # noqa: F401  # This import is here so that its time is measured separately.
+        from cnn_harness.harness.programs import build  # noqa: F401  # This import is here so that its time is measured separately.
 
         imported = PhaseEnd(build_time.IMPORTED, time.perf_counter())
         entry = program_cache.cache_entry(run, kind, recording=recording)

@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from base import bounds
-from base.errors import OptionError
-from base.storage import input_files
-from emulator.native import library
-from harness.checkpoints.checkpoint import Checkpoint
-from harness.processes.consistency import code_version
-from harness.run.run import Run
+from cnn_harness.base import bounds
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.storage import input_files
+from cnn_harness.emulator.native import library
+from cnn_harness.harness.checkpoints.checkpoint import Checkpoint
+from cnn_harness.harness.processes.consistency import code_version
+from cnn_harness.harness.run.run import Run
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from ipu_utils import FrozenProgram
+    from cnn_harness.ipu_utils import FrozenProgram
 
 SUFFIX = ".frozen.pb"
 MAX_BYTES = 2**31 - 1  # A larger program file cannot be read, because protobuf reads no larger message.
@@ -136,7 +136,7 @@ def load(path: Path, identity: str) -> tuple[FrozenProgram | None, str]:
     If the program has another identity or cannot be read, return None and the reason to rebuild it. If the file does not
     exist, return None and "".
     """
-    from ipu_utils import FrozenProgram
+    from cnn_harness.ipu_utils import FrozenProgram
 
     try:
         program = FrozenProgram(input_files.content(path, MAX_BYTES))

@@ -31,19 +31,19 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from base import bounds
-from base.fields import NOT_IN_GRAPH
-from base.process import tf_runtime
-from base.storage import cache as user_cache
-from base.storage import files, input_files
-from emulator.native import library
-from emulator.plan import machine
-from harness.options.sections import with_trait
-from harness.processes.consistency import code_version
-from harness.run.run import Run
+from cnn_harness.base import bounds
+from cnn_harness.base.fields import NOT_IN_GRAPH
+from cnn_harness.base.process import tf_runtime
+from cnn_harness.base.storage import cache as user_cache
+from cnn_harness.base.storage import files, input_files
+from cnn_harness.emulator.native import library
+from cnn_harness.emulator.plan import machine
+from cnn_harness.harness.options.sections import with_trait
+from cnn_harness.harness.processes.consistency import code_version
+from cnn_harness.harness.run.run import Run
 
 if TYPE_CHECKING:
-    from emulator.program.optimised_graph import OptimisedGraph
+    from cnn_harness.emulator.program.optimised_graph import OptimisedGraph
 
 SUFFIX, _KERNELS, _KEY = ".program", "passes/", "described.json"
 MAX_BYTES = 1 << 30  # Larger entries are not read.
@@ -129,7 +129,7 @@ class DiskCacheEntry:
 
     def load(self) -> OptimisedGraph | None:
         """Return the program after copying its kernels to XLA's folder, or None if the program is not in the cache."""
-        from emulator.program.optimised_graph import OptimisedGraph
+        from cnn_harness.emulator.program.optimised_graph import OptimisedGraph
 
         try:
             members = _unpacked(input_files.content(self.path, MAX_BYTES), self._text)

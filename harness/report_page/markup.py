@@ -6,8 +6,8 @@ import base64
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from harness.reports import chart
-from harness.reports.chart import Curves, Rows
+from cnn_harness.harness.reports import chart
+from cnn_harness.harness.reports.chart import Curves, Rows
 
 STYLE = """
 :root{--soft: #5c6370;--box: #f5f6f8;--rule: #dfe2e6;--good: 31 90 153;--bad: 196 86 26}

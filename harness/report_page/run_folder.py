@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from base.errors import OptionError
-from base.fields import ONE_CALL, PER_INSTANCE
-from base.storage.run_files import ARGUMENTS
-from base.storage.tables import TABLES, run_table
-from harness.checkpoints import find, run_record
-from harness.commands import cli
-from harness.options.call import Call
-from harness.options.catalogue import every_option
-from harness.options.sections import flag, with_trait
-from harness.reports import training_chart
-from harness.run import validations
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.fields import ONE_CALL, PER_INSTANCE
+from cnn_harness.base.storage.run_files import ARGUMENTS
+from cnn_harness.base.storage.tables import TABLES, run_table
+from cnn_harness.harness.checkpoints import find, run_record
+from cnn_harness.harness.commands import cli
+from cnn_harness.harness.options.call import Call
+from cnn_harness.harness.options.catalogue import every_option
+from cnn_harness.harness.options.sections import flag, with_trait
+from cnn_harness.harness.reports import training_chart
+from cnn_harness.harness.run import validations
 
 Row = Mapping[str, str]
 _DECIDING = ("model", "dataset", "lr_schedule", "optimiser")  # The defaults of other options depend on these options.

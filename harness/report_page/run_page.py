@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from base.errors import OptionError
-from base.process import commands
-from base.storage import files
-from harness.report_page import markup, run_folder, validation_sections
-from harness.report_page.run_folder import RunFolder
-from harness.reports import training_chart
-from harness.reports.training_chart import number
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.process import commands
+from cnn_harness.base.storage import files
+from cnn_harness.harness.report_page import markup, run_folder, validation_sections
+from cnn_harness.harness.report_page.run_folder import RunFolder
+from cnn_harness.harness.reports import training_chart
+from cnn_harness.harness.reports.training_chart import number
 
 if TYPE_CHECKING:
-    from harness.report_page.validation_results import Evaluation
+    from cnn_harness.harness.report_page.validation_results import Evaluation
 
 FILE = "report.html"
 MAX_RUNS = 16  # maximum number of runs on one page

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from base.errors import DataError, OptionError, WrongInput
-from base.process import tf_runtime
-from harness.checkpoints import compatibility, read
-from harness.checkpoints.checkpoint import Checkpoint
-from harness.commands import entry
-from harness.evaluation import inference_record, photo_predictions
-from harness.evaluation.saved_weights import SavedWeights
-from harness.evaluation.validate import local_micro_batches
-from harness.options.call import Call
-from harness.programs import program_cache
-from harness.run.run import Run
-from log import RunLog
+from cnn_harness.base.errors import DataError, OptionError, WrongInput
+from cnn_harness.base.process import tf_runtime
+from cnn_harness.harness.checkpoints import compatibility, read
+from cnn_harness.harness.checkpoints.checkpoint import Checkpoint
+from cnn_harness.harness.commands import entry
+from cnn_harness.harness.evaluation import inference_record, photo_predictions
+from cnn_harness.harness.evaluation.saved_weights import SavedWeights
+from cnn_harness.harness.evaluation.validate import local_micro_batches
+from cnn_harness.harness.options.call import Call
+from cnn_harness.harness.programs import program_cache
+from cnn_harness.harness.run.run import Run
+from cnn_harness.log import RunLog
 
 if TYPE_CHECKING:
-    from ipu_utils import InferenceProgram
+    from cnn_harness.ipu_utils import InferenceProgram
 
 _SMALL = 64  # Images whose longer side has at most this number of pixels keep every pixel.
 _SIDE = 160  # A longer side is reduced to this number of pixels.
@@ -125,7 +125,7 @@ def _evaluate(folder: Path, say: Callable[[str], None], checkpoint: Checkpoint |
 def _answered(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray]) -> Evaluation:
     """Return the predictions of a checkpoint, without images and file names."""
     program_cache.import_tensorflow(run)
-    from harness.programs import build
+    from cnn_harness.harness.programs import build
 
     classes = run.data_source.spec.num_classes
     most = min(photo_predictions.MOST, classes)
@@ -157,7 +157,7 @@ def _rows(program: InferenceProgram, micro_batches: int) -> np.ndarray:
 
 def _with_images(run: Run, scored: Evaluation) -> Evaluation:
     """Add file names, and the images with the most confident wrong predictions."""
-    from harness.programs import build
+    from cnn_harness.harness.programs import build
 
     wrong = scored.mistakes()
     images = build.validation_images_at(run, [int(scored.records[place]) for place in wrong])

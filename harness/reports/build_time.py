@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from base.storage.files import write_atomically
-from emulator.plan.timings import PhaseEnd
-from harness.reports.profile import FOLDER_VARIABLE
+from cnn_harness.base.storage.files import write_atomically
+from cnn_harness.emulator.plan.timings import PhaseEnd
+from cnn_harness.harness.reports.profile import FOLDER_VARIABLE
 
 BEGAN = time.perf_counter()  # Every command imports this module early, so this is about the start of the process.
 PREPARED, IMPORTED = "options, data and plan", "import of TensorFlow"

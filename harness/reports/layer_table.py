@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from base.process import tf_runtime
-from emulator.network.network import Network, Node
-from emulator.passes.printed import operation
-from emulator.plan.plan import ExecutionPlan
-from harness.run.run import Run
+from cnn_harness.base.process import tf_runtime
+from cnn_harness.emulator.network.network import Network, Node
+from cnn_harness.emulator.passes.printed import operation
+from cnn_harness.emulator.plan.plan import ExecutionPlan
+from cnn_harness.harness.run.run import Run
 
 HEAD = ("layer", "", "output", "parameters", "moving", "multiply-adds", "activations")
 Row = tuple[str, ...]
@@ -65,10 +65,10 @@ def table_after(run: Run, name: str, training: bool) -> str:
     """Return the network of each block after the pass with this name. TensorFlow is imported, because the passes depend on
     the native operations."""
     tf_runtime.import_tensorflow("3")
-    from emulator.lowering.lists import prepared
-    from emulator.lowering.policy import PrecisionPolicy
-    from emulator.native import library
-    from emulator.passes.printed import printed
+    from cnn_harness.emulator.lowering.lists import prepared
+    from cnn_harness.emulator.lowering.policy import PrecisionPolicy
+    from cnn_harness.emulator.native import library
+    from cnn_harness.emulator.passes.printed import printed
 
     library.load()
     policy, plan = PrecisionPolicy(run.plan.precision), run.plan

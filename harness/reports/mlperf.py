@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from base.storage import files
-from harness.run.run import Run
-from log import RunLog
+from cnn_harness.base.storage import files
+from cnn_harness.harness.run.run import Run
+from cnn_harness.log import RunLog
 
 POINT, START, STOP = "POINT_IN_TIME", "INTERVAL_START", "INTERVAL_END"
 

@@ -6,8 +6,8 @@ import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from base.errors import OptionError
-from base.storage import files, run_files
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.storage import files, run_files
 
 # The texts with which files of each type begin. A file may begin with any text if its type is ANY.
 SVG, PAGE, JSON, ANY = ("<svg",), ("<!DOCTYPE html>",), ("{", "["), ("",)

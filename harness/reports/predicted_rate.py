@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from base.errors import OptionError
+from cnn_harness.base.errors import OptionError
 
 if TYPE_CHECKING:
-    from emulator.cost_model.prediction import Prediction
-    from harness.run.run import Run
+    from cnn_harness.emulator.cost_model.prediction import Prediction
+    from cnn_harness.harness.run.run import Run
 
 MIB = 2**20
 
@@ -16,8 +16,8 @@ MIB = 2**20
 def on_smallest_system(run: Run) -> Prediction | None:
     """Return the prediction for the smallest Mk2 POD with enough IPUs for the run. Return None if no POD has enough, or if
     --num-io-tiles leaves no tile for computing."""
-    from emulator.cost_model import systems
-    from emulator.cost_model.prediction import check_tiles, predict
+    from cnn_harness.emulator.cost_model import systems
+    from cnn_harness.emulator.cost_model.prediction import check_tiles, predict
 
     work = run.workload()
     try:

@@ -21,16 +21,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from base.errors import OptionError
-from base.storage import files
-from base.storage.files import write_atomically
-from emulator.plan import timings
-from emulator.plan.machine import cores
-from emulator.plan.options import DeviceOptions
-from emulator.plan.plan import ExecutionPlan
-from emulator.plan.timings import CellTiming
-from harness.options.sections import AUTO
-from harness.reports import timeline
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.storage import files
+from cnn_harness.base.storage.files import write_atomically
+from cnn_harness.emulator.plan import timings
+from cnn_harness.emulator.plan.machine import cores
+from cnn_harness.emulator.plan.options import DeviceOptions
+from cnn_harness.emulator.plan.plan import ExecutionPlan
+from cnn_harness.emulator.plan.timings import CellTiming
+from cnn_harness.harness.options.sections import AUTO
+from cnn_harness.harness.reports import timeline
 
 FOLDER_VARIABLE = "GC_PROFILE_DIR"
 NONE, DEVICE, IPU, TILE = "NO_PROFILE", "DEVICE_PROFILE", "IPU_PROFILE", "TILE_PROFILE"
@@ -78,7 +78,7 @@ def check_target(options: DeviceOptions, environ: Mapping[str, str]) -> None:
     except OSError as error:
         folder = request.target.parent
         raise OptionError(f"--profile {options.profile}: cannot create folder {folder}: {error.strerror}") from None
-    from harness.reports import output
+    from cnn_harness.harness.reports import output
 
     for name in _names(request):
         kind = output.SVG if name.endswith(".svg") else output.JSON

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from emulator.plan import schedules, timings
-from emulator.plan.plan import ExecutionPlan
-from emulator.plan.schedules import BACKWARD, FORWARD, Action
-from emulator.plan.timings import CellTiming
+from cnn_harness.emulator.plan import schedules, timings
+from cnn_harness.emulator.plan.plan import ExecutionPlan
+from cnn_harness.emulator.plan.schedules import BACKWARD, FORWARD, Action
+from cnn_harness.emulator.plan.timings import CellTiming
 
 if TYPE_CHECKING:
-    from harness.reports.chart import Rows
+    from cnn_harness.harness.reports.chart import Rows
 
 COLOURS = {FORWARD: "#3d78b5", BACKWARD: "#d9772b"}
 WORDS = {FORWARD: "forward", BACKWARD: "backward"}
@@ -21,7 +21,7 @@ Cell = tuple[Action, float, float, str]  # A cell is a pass, its start, its end 
 
 def svg(plan: ExecutionPlan, ran: Sequence[CellTiming], title: str, cores: int) -> str:
     """Return the scheduled timeline of one update above the measured one."""
-    from harness.reports import chart
+    from cnn_harness.harness.reports import chart
 
     timeline = schedules.build(plan.schedule, len(plan.stages), min(plan.passes_per_update, MAX_CLOCKS))[:MAX_CLOCKS]
     shown = {action for row in timeline for cell in row for action in cell}
@@ -46,7 +46,7 @@ def svg(plan: ExecutionPlan, ran: Sequence[CellTiming], title: str, cores: int) 
 
 def panel(title: str, cells: Iterable[Cell], names: Sequence[str], unit: str) -> Rows:
     """Return a panel with a row for each stage and a numbered bar for each pass."""
-    from harness.reports.chart import LIGHT, Box, Rows
+    from cnn_harness.harness.reports.chart import LIGHT, Box, Rows
 
     bars = [
         Box(begin, end, COLOURS[action.kind], action.stage, WORDS[action.kind],

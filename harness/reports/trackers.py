@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from base.errors import OptionError
-from base.fields import ONE_CALL, PER_INSTANCE
-from harness.options.sections import LoggingOptions, with_trait
-from harness.run.run import Run
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.fields import ONE_CALL, PER_INSTANCE
+from cnn_harness.harness.options.sections import LoggingOptions, with_trait
+from cnn_harness.harness.run.run import Run
 
 # These options are logged even if they have their default values.
 _ALWAYS = ("model", "dataset", "optimiser", "lr_schedule", "precision")

@@ -8,12 +8,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from base.storage import files
-from base.storage.tables import TABLES, run_table
-from harness.reports import chart
-from harness.reports.chart import BLUE, GREEN, ORANGE, PALE, PURPLE, RED, SAND, Curves, Line, Points
-from harness.run import network_names, validations
-from LR_Schedules._schedule import highest
+from cnn_harness.base.storage import files
+from cnn_harness.base.storage.tables import TABLES, run_table
+from cnn_harness.harness.reports import chart
+from cnn_harness.harness.reports.chart import BLUE, GREEN, ORANGE, PALE, PURPLE, RED, SAND, Curves, Line, Points
+from cnn_harness.harness.run import network_names, validations
+from cnn_harness.LR_Schedules._schedule import highest
 
 Rows = Sequence[Mapping[str, Any]]
 # Names in titles. Data sets of plug-ins are not in this table and keep the value of --dataset.

@@ -9,13 +9,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 
-from base import plugins
-from base.errors import DataError, OptionError
-from base.fields import short
-from Datasets._spec import DataSource, OpenRequest
-from Datasets.sources.locate import infer
-from Datasets.sources.registry import published_spec, table
-from harness.options.sections import DatasetOptions
+from cnn_harness.base import plugins
+from cnn_harness.base.errors import DataError, OptionError
+from cnn_harness.base.fields import short
+from cnn_harness.Datasets._spec import DataSource, OpenRequest
+from cnn_harness.Datasets.sources.locate import infer
+from cnn_harness.Datasets.sources.registry import published_spec, table
+from cnn_harness.harness.options.sections import DatasetOptions
 
 SPLIT_FOLDERS = ("train_dir", "validation_dir")
 GENERATED_VALIDATION = 512  # enough identical images to measure speed; 50,000 take an hour
@@ -97,7 +97,7 @@ def _within(folder: str | None, place: str) -> str:
 
 def described(options: DatasetOptions) -> DataSource:
     """Return random images in the sizes and numbers of the data set."""
-    from Datasets.sources.generated import GeneratedSource
+    from cnn_harness.Datasets.sources.generated import GeneratedSource
 
     spec = published_spec(options.dataset)
     spec = replace(spec, train_images=max(1, spec.train_images * options.dataset_percentage_to_use // 100))

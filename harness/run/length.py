@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
-from base.fields import exact
-from harness.options.releases import vintage
-from LR_Schedules._schedule import ScheduledRun
+from cnn_harness.base.fields import exact
+from cnn_harness.harness.options.releases import vintage
+from cnn_harness.LR_Schedules._schedule import ScheduledRun
 
 MAX_ITERATIONS = 2**31 - 1
 LOG_FREQ, LOGS_PER_EPOCH = 500, 16  # the defaults with --iterations, and with --epochs

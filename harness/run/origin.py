@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.options.sections import RunOptions
-from harness.run.run import Run
+from cnn_harness.harness.options.sections import RunOptions
+from cnn_harness.harness.run.run import Run
 
 
 class Origin:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from base.errors import OptionError
-from base.fields import HALVES
-from emulator.native import library
-from emulator.network.network import Network
-from emulator.plan.machine import this_machine
-from emulator.plan.options import FASTEST
-from emulator.plan.plan import ExecutionPlan
-from harness.options.sections import COMMAND_LINE, CONFIGURATION, RunOptions, flag, with_trait
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.fields import HALVES
+from cnn_harness.emulator.native import library
+from cnn_harness.emulator.network.network import Network
+from cnn_harness.emulator.plan.machine import this_machine
+from cnn_harness.emulator.plan.options import FASTEST
+from cnn_harness.emulator.plan.plan import ExecutionPlan
+from cnn_harness.harness.options.sections import COMMAND_LINE, CONFIGURATION, RunOptions, flag, with_trait
 
 # BF16 units pay for networks with many multiply-adds for each value that a layer stores. With AMX, bf16.32 is 1.4 times as
 # fast as 32.32 for ResNet-50 (109 multiply-adds), but 0.8 times for EfficientNet-B0 with groups of 16 (39) and 0.5 times for

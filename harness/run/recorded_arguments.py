@@ -12,11 +12,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from base.fields import LARGEST_COUNT, short
-from Datasets._spec import DataSource, DataSpec
-from harness.options.catalogue import KINDS, every_option
-from harness.run.data import recorded_places
-from harness.run.run import Run
+from cnn_harness.base.fields import LARGEST_COUNT, short
+from cnn_harness.Datasets._spec import DataSource, DataSpec
+from cnn_harness.harness.options.catalogue import KINDS, every_option
+from cnn_harness.harness.run.data import recorded_places
+from cnn_harness.harness.run.run import Run
 
 RUN_ID = "run_id"
 SEED = "seed"

@@ -11,28 +11,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from base import plugins
-from base.errors import OptionError, parts
-from base.fields import LENGTH, TRAINING_ONLY
-from emulator.network.network import Network
-from emulator.network.recorder import NetworkError, record
-from emulator.plan import plan as plans
-from emulator.plan.ipu_ids import DeviceError
-from emulator.plan.machine import this_machine
-from emulator.plan.number_formats import FP32
-from emulator.plan.options import DeviceOptions
-from emulator.plan.partition import PartitionError
-from emulator.plan.plan import ExecutionPlan, PlanError
-from emulator.plan.precision import NAMED, Precision, is_kernel
-from emulator.plan.schedules import ScheduleError
-from harness.cluster import membership
-from harness.cluster.cluster import Cluster
-from harness.options.sections import COMMAND_LINE, CONFIGURATION, DatasetOptions, RunOptions, with_trait
-from harness.run import data, processor, rules
-from harness.run.length import TrainingLength
-from harness.run.run import Run
-from Models._model import Model
-from Models._segments import Segment
+from cnn_harness.base import plugins
+from cnn_harness.base.errors import OptionError, parts
+from cnn_harness.base.fields import LENGTH, TRAINING_ONLY
+from cnn_harness.emulator.network.network import Network
+from cnn_harness.emulator.network.recorder import NetworkError, record
+from cnn_harness.emulator.plan import plan as plans
+from cnn_harness.emulator.plan.ipu_ids import DeviceError
+from cnn_harness.emulator.plan.machine import this_machine
+from cnn_harness.emulator.plan.number_formats import FP32
+from cnn_harness.emulator.plan.options import DeviceOptions
+from cnn_harness.emulator.plan.partition import PartitionError
+from cnn_harness.emulator.plan.plan import ExecutionPlan, PlanError
+from cnn_harness.emulator.plan.precision import NAMED, Precision, is_kernel
+from cnn_harness.emulator.plan.schedules import ScheduleError
+from cnn_harness.harness.cluster import membership
+from cnn_harness.harness.cluster.cluster import Cluster
+from cnn_harness.harness.options.sections import COMMAND_LINE, CONFIGURATION, DatasetOptions, RunOptions, with_trait
+from cnn_harness.harness.run import data, processor, rules
+from cnn_harness.harness.run.length import TrainingLength
+from cnn_harness.harness.run.run import Run
+from cnn_harness.Models._model import Model
+from cnn_harness.Models._segments import Segment
 
 EMBEDDED = "fashion-mnist"
 _DEVICE_DEFAULTS = DeviceOptions()
@@ -80,7 +80,7 @@ def prepare(
         cluster=cluster,
     )
     if training and plans.cuts_automatically(options.device):
-        from emulator.cost_model.balance import balanced
+        from cnn_harness.emulator.cost_model.balance import balanced
 
         run = replace(run, plan=balanced(run.workload()).plan)
     warnings = rules.check_run(run, requested, environ)

@@ -10,26 +10,26 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from base import conditions, plugins
-from base.errors import OptionError
-from base.host_limits import ADDRESSES, DATA, Limit
-from Datasets.sources.registry import published_spec
-from emulator.native import library
-from emulator.network.network import Network
-from emulator.plan import host_memory
-from emulator.plan.host_memory import gigabytes
-from emulator.plan.number_formats import FP16, FP32
-from emulator.plan.options import DeviceOptions
-from emulator.plan.precision import ALL, FIRST, LAST, is_kernel
-from harness.cluster import membership
-from harness.optimisers._rule import SKIPPED
-from harness.options import update_rules
-from harness.options.releases import vintage
-from harness.options.sections import RECORDED, DatasetOptions, RecipeBatch, RunOptions, flag
-from harness.run.data import SPLIT_FOLDERS, family
-from harness.run.run import Run
-from Models import _norms
-from Models._layers import TRAINED_PROXY_ROWS
+from cnn_harness.base import conditions, plugins
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.host_limits import ADDRESSES, DATA, Limit
+from cnn_harness.Datasets.sources.registry import published_spec
+from cnn_harness.emulator.native import library
+from cnn_harness.emulator.network.network import Network
+from cnn_harness.emulator.plan import host_memory
+from cnn_harness.emulator.plan.host_memory import gigabytes
+from cnn_harness.emulator.plan.number_formats import FP16, FP32
+from cnn_harness.emulator.plan.options import DeviceOptions
+from cnn_harness.emulator.plan.precision import ALL, FIRST, LAST, is_kernel
+from cnn_harness.harness.cluster import membership
+from cnn_harness.harness.optimisers._rule import SKIPPED
+from cnn_harness.harness.options import update_rules
+from cnn_harness.harness.options.releases import vintage
+from cnn_harness.harness.options.sections import RECORDED, DatasetOptions, RecipeBatch, RunOptions, flag
+from cnn_harness.harness.run.data import SPLIT_FOLDERS, family
+from cnn_harness.harness.run.run import Run
+from cnn_harness.Models import _norms
+from cnn_harness.Models._layers import TRAINED_PROXY_ROWS
 
 SMALL_MEAN_SQUARE = 1e-20  # smaller mean squares are from gradients too small to change weights
 _MEMORY = {ADDRESSES: "address space", DATA: "writable memory"}

@@ -7,25 +7,25 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from base.process import tf_runtime
-from Datasets._spec import DataSource, ReadRequest
-from emulator.native import library
-from emulator.network.network import Network
-from emulator.plan import host_memory, machine
-from emulator.plan.host_memory import HostMemory
-from emulator.plan.number_formats import FP16
-from emulator.plan.plan import ExecutionPlan
-from harness.cluster.cluster import ALONE, Cluster
-from harness.optimisers._rule import named_by
-from harness.options.releases import version
-from harness.options.sections import RunOptions
-from harness.run import data
-from harness.run.length import TrainingLength
-from LR_Schedules._schedule import highest
-from Models._norms import Norm
+from cnn_harness.base.process import tf_runtime
+from cnn_harness.Datasets._spec import DataSource, ReadRequest
+from cnn_harness.emulator.native import library
+from cnn_harness.emulator.network.network import Network
+from cnn_harness.emulator.plan import host_memory, machine
+from cnn_harness.emulator.plan.host_memory import HostMemory
+from cnn_harness.emulator.plan.number_formats import FP16
+from cnn_harness.emulator.plan.plan import ExecutionPlan
+from cnn_harness.harness.cluster.cluster import ALONE, Cluster
+from cnn_harness.harness.optimisers._rule import named_by
+from cnn_harness.harness.options.releases import version
+from cnn_harness.harness.options.sections import RunOptions
+from cnn_harness.harness.run import data
+from cnn_harness.harness.run.length import TrainingLength
+from cnn_harness.LR_Schedules._schedule import highest
+from cnn_harness.Models._norms import Norm
 
 if TYPE_CHECKING:
-    from emulator.cost_model.workload import Workload
+    from cnn_harness.emulator.cost_model.workload import Workload
 
 HALVES_COST = "1.2 to 1.6"  # measured in docs/measured.md, benchmarks/NOTES.md
 
@@ -246,7 +246,7 @@ class Run:
 
     def workload(self, processes: int | None = None) -> Workload:
         """Return the input of the planner. `processes` is the number of host processes that feed the replicas."""
-        from emulator.cost_model.workload import Workload
+        from cnn_harness.emulator.cost_model.workload import Workload
 
         release = version(self.options.values_release or "")
         trained_images = self.length.iterations * self.plan.global_batch

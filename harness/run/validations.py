@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from base.storage.tables import run_table
+from cnn_harness.base.storage.tables import run_table
 
 Row = Mapping[str, Any]
 

@@ -7,19 +7,19 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from harness.checkpoints import find, read, run_record, write
-from harness.checkpoints.checkpoint import Checkpoint
-from harness.checkpoints.read import Tensors
-from harness.checkpoints.write import SaveError
-from harness.cluster.cluster import host_of
-from harness.diagnostics.divergence import Divergence
-from harness.options.sections import AUTO
-from harness.processes import checkpoint_interval
-from harness.training.meter import Meter
-from harness.training.run_dir import TrainingContext
+from cnn_harness.harness.checkpoints import find, read, run_record, write
+from cnn_harness.harness.checkpoints.checkpoint import Checkpoint
+from cnn_harness.harness.checkpoints.read import Tensors
+from cnn_harness.harness.checkpoints.write import SaveError
+from cnn_harness.harness.cluster.cluster import host_of
+from cnn_harness.harness.diagnostics.divergence import Divergence
+from cnn_harness.harness.options.sections import AUTO
+from cnn_harness.harness.processes import checkpoint_interval
+from cnn_harness.harness.training.meter import Meter
+from cnn_harness.harness.training.run_dir import TrainingContext
 
 if TYPE_CHECKING:
-    from ipu_utils import TrainingProgram
+    from cnn_harness.ipu_utils import TrainingProgram
 
 
 class CheckpointKind(Enum):
@@ -153,7 +153,7 @@ class Checkpointer:
     def averages(self, done: int) -> list[tuple[Checkpoint, Tensors]]:
         """Save the averages of checkpoints that the options request, after `done` updates. Return each average and its
         tensors."""
-        from harness.checkpoints import averages
+        from cnn_harness.harness.checkpoints import averages
 
         context, pairs = self._context, []
         for name, count in averages.requested_averages(context.run.options.training):

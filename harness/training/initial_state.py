@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from emulator.plan.checkpoint_tensors import EMA, FP32_COPY
-from harness.checkpoints import find, read, run_record
-from harness.checkpoints.checkpoint import Checkpoint
-from harness.checkpoints.read import Tensors
-from harness.options.sections import flag
-from harness.run.recorded_arguments import other_class_names
-from harness.run.run import Run
-from harness.training.meter import Meter
-from harness.training.run_dir import TrainingContext
-from harness.training.start import LoadedCheckpoint
+from cnn_harness.emulator.plan.checkpoint_tensors import EMA, FP32_COPY
+from cnn_harness.harness.checkpoints import find, read, run_record
+from cnn_harness.harness.checkpoints.checkpoint import Checkpoint
+from cnn_harness.harness.checkpoints.read import Tensors
+from cnn_harness.harness.options.sections import flag
+from cnn_harness.harness.run.recorded_arguments import other_class_names
+from cnn_harness.harness.run.run import Run
+from cnn_harness.harness.training.meter import Meter
+from cnn_harness.harness.training.run_dir import TrainingContext
+from cnn_harness.harness.training.start import LoadedCheckpoint
 
 if TYPE_CHECKING:
-    from ipu_utils import TrainingProgram
+    from cnn_harness.ipu_utils import TrainingProgram
 
 # A classifier is fitted to at most 4 augmented copies of each image, and to at most 10,000 augmented images in total.
 _AUGMENTED_COPIES, _MOST_AUGMENTED = 4, 10_000
@@ -65,7 +65,7 @@ def _load_init_path(context: TrainingContext, program: TrainingProgram) -> None:
     """Load the weights of --init-path. If they have another number of classes, the classifier keeps its random weights."""
     run = context.run
     source, values, damaged = read.load_init_path(Path(run.options.training.init_path))
-    from harness.checkpoints import conversion
+    from cnn_harness.harness.checkpoints import conversion
 
     tensors, notes = conversion.initial_tensors(run, source, values)
     program.load_initial(tensors)
@@ -82,8 +82,8 @@ def _fit_classifier(run: Run, program: TrainingProgram) -> str:
     Each image is used once unchanged and a few times augmented. Unchanged and augmented images have the same total weight.
     Cross-validation on the unchanged images chooses the penalty. If augmented images are added, use the next weaker penalty.
     """
-    from harness.checkpoints import conversion
-    from harness.programs import build, linear_classifier
+    from cnn_harness.harness.checkpoints import conversion
+    from cnn_harness.harness.programs import build, linear_classifier
 
     images, (_, classes) = run.data_source.spec.train_images, conversion.classifier_shape(run)
     of_classes = np.array(build.class_weights(run) or (1.0,) * classes)
@@ -110,7 +110,7 @@ def _features(run: Run, program: TrainingProgram, images: int, augmented: bool) 
 
     Augmented images are read in the order of training, other images in the order of the data set.
     """
-    from harness.programs import build
+    from cnn_harness.harness.programs import build
 
     with build.feature_program(run, augmented) as features:
         features.load(program.values())

@@ -9,23 +9,23 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from base.process import tf_runtime
-from base.process.signals import StopRequest
-from harness.checkpoints import write
-from harness.checkpoints.checkpoint import UNSAVED, Checkpoint
-from harness.diagnostics.divergence import Divergence
-from harness.diagnostics.numerics import Observer
-from harness.diagnostics.stragglers import Stragglers
-from harness.training.checkpointer import Checkpointer, CheckpointKind
-from harness.training.initial_state import InitialState
-from harness.training.meter import TimeLeft
-from harness.training.profiler import Progress, UpdateProfiler
-from harness.training.run_dir import TrainingContext
-from harness.training.validator import Validator
+from cnn_harness.base.process import tf_runtime
+from cnn_harness.base.process.signals import StopRequest
+from cnn_harness.harness.checkpoints import write
+from cnn_harness.harness.checkpoints.checkpoint import UNSAVED, Checkpoint
+from cnn_harness.harness.diagnostics.divergence import Divergence
+from cnn_harness.harness.diagnostics.numerics import Observer
+from cnn_harness.harness.diagnostics.stragglers import Stragglers
+from cnn_harness.harness.training.checkpointer import Checkpointer, CheckpointKind
+from cnn_harness.harness.training.initial_state import InitialState
+from cnn_harness.harness.training.meter import TimeLeft
+from cnn_harness.harness.training.profiler import Progress, UpdateProfiler
+from cnn_harness.harness.training.run_dir import TrainingContext
+from cnn_harness.harness.training.validator import Validator
 
 if TYPE_CHECKING:
-    from harness.reports.trackers import Board
-    from ipu_utils import TrainingProgram
+    from cnn_harness.harness.reports.trackers import Board
+    from cnn_harness.ipu_utils import TrainingProgram
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,8 @@ class TrainingLoop:
 
     def _tensorboard(self) -> Board:
         """Return the writer of TensorBoard's events in the run directory."""
-        from harness.programs.build import first_training_images
-        from harness.reports import trackers
+        from cnn_harness.harness.programs.build import first_training_images
+        from cnn_harness.harness.reports import trackers
 
         run, start = self._context.run, self._initial.updates
         most = run.options.logging.tensorboard_images

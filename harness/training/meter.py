@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from harness.run.length import TrainingLength
+from cnn_harness.harness.run.length import TrainingLength
 
 
 class Meter:
@@ -110,6 +110,6 @@ class TimeLeft:
         if not since < done < self._last:
             return ""
         left = (now - began) / (done - since) * (self._last - done)
-        from harness.reports import predicted_rate
+        from cnn_harness.harness.reports import predicted_rate
 
         return predicted_rate.duration(left / 3600) if left >= 60 else ""

@@ -6,12 +6,12 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from harness.reports import build_time, profile
-from harness.reports.build_time import Compilation, FirstUpdates
-from harness.training.run_dir import TrainingContext
+from cnn_harness.harness.reports import build_time, profile
+from cnn_harness.harness.reports.build_time import Compilation, FirstUpdates
+from cnn_harness.harness.training.run_dir import TrainingContext
 
 if TYPE_CHECKING:
-    from ipu_utils import Metrics, TrainingProgram
+    from cnn_harness.ipu_utils import Metrics, TrainingProgram
 
 Progress = Callable[[float, float], None]  # The function is called after each update, with its loss and accuracy.
 
@@ -49,7 +49,7 @@ class UpdateProfiler:
 
     def record(self, update: int, learning_rate: float, report: Progress) -> Metrics:
         """Run the update, and write a profile: the times of its pipeline cells and operations. Return the metrics."""
-        from harness.reports import training_chart
+        from cnn_harness.harness.reports import training_chart
 
         run, request = self._context.run, self._request
         profiled = self._program.profile(learning_rate, request.operations, report)

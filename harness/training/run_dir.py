@@ -12,26 +12,26 @@ from pathlib import Path
 from platform import node
 from typing import Any
 
-from base import bounds
-from base.errors import Leave, WrongInput
-from base.process import tf_runtime
-from base.process.signals import Signals, StopRequest
-from base.storage import locks
-from base.storage.run_files import ARGUMENTS
-from harness.checkpoints import run_record, write
-from harness.checkpoints.checkpoint import Checkpoint
-from harness.checkpoints.write import SaveError, Writer
-from harness.commands import run_log
-from harness.diagnostics import divergence
-from harness.evaluation import inference_record
-from harness.options.sections import LoggingOptions
-from harness.processes import folders
-from harness.processes.team import Team
-from harness.reports import mlperf, profile
-from harness.run.recorded_arguments import ARITHMETIC, CLASSES, RUN_ID, arguments
-from harness.run.run import Run
-from harness.training import summary
-from log import RunLog, write_arguments
+from cnn_harness.base import bounds
+from cnn_harness.base.errors import Leave, WrongInput
+from cnn_harness.base.process import tf_runtime
+from cnn_harness.base.process.signals import Signals, StopRequest
+from cnn_harness.base.storage import locks
+from cnn_harness.base.storage.run_files import ARGUMENTS
+from cnn_harness.harness.checkpoints import run_record, write
+from cnn_harness.harness.checkpoints.checkpoint import Checkpoint
+from cnn_harness.harness.checkpoints.write import SaveError, Writer
+from cnn_harness.harness.commands import run_log
+from cnn_harness.harness.diagnostics import divergence
+from cnn_harness.harness.evaluation import inference_record
+from cnn_harness.harness.options.sections import LoggingOptions
+from cnn_harness.harness.processes import folders
+from cnn_harness.harness.processes.team import Team
+from cnn_harness.harness.reports import mlperf, profile
+from cnn_harness.harness.run.recorded_arguments import ARITHMETIC, CLASSES, RUN_ID, arguments
+from cnn_harness.harness.run.run import Run
+from cnn_harness.harness.training import summary
+from cnn_harness.log import RunLog, write_arguments
 
 _SKIP = "--skip-bad-records"
 _REPORTED_VERBATIM = (StopRequest, FloatingPointError, SaveError, OSError)
@@ -170,7 +170,7 @@ def _follow(
 
     `by_column` names the values in Weights & Biases like the columns of the tables, as the original does.
     """
-    from harness.reports import trackers
+    from cnn_harness.harness.reports import trackers
 
     if logging.wandb:
         start = partial(trackers.WeightsAndBiases, logging.wandb_project, folder.name, recorded, logging.wandb_id)

@@ -10,23 +10,23 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from base.errors import OptionError
-from base.fields import ONE_CALL
-from harness.checkpoints import find, read, run_record
-from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
-from harness.checkpoints.read import Tensors
-from harness.cluster import membership
-from harness.commands import entry
-from harness.options.call import Call
-from harness.options.releases import vintage
-from harness.options.sections import RunOptions, with_trait
-from harness.processes import folders
-from harness.processes.team import Team
-from harness.run.data import recorded_places
-from harness.run.origin import Origin
-from harness.run.recorded_arguments import ARITHMETIC, RUN_ID, changed_data
-from harness.run.resolve import learning_rate
-from harness.run.run import Run
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.fields import ONE_CALL
+from cnn_harness.harness.checkpoints import find, read, run_record
+from cnn_harness.harness.checkpoints.checkpoint import Checkpoint, CheckpointError
+from cnn_harness.harness.checkpoints.read import Tensors
+from cnn_harness.harness.cluster import membership
+from cnn_harness.harness.commands import entry
+from cnn_harness.harness.options.call import Call
+from cnn_harness.harness.options.releases import vintage
+from cnn_harness.harness.options.sections import RunOptions, with_trait
+from cnn_harness.harness.processes import folders
+from cnn_harness.harness.processes.team import Team
+from cnn_harness.harness.run.data import recorded_places
+from cnn_harness.harness.run.origin import Origin
+from cnn_harness.harness.run.recorded_arguments import ARITHMETIC, RUN_ID, changed_data
+from cnn_harness.harness.run.resolve import learning_rate
+from cnn_harness.harness.run.run import Run
 
 NEW_RUN_OPTIONS = ("log_dir", "logs_path", "name_suffix")
 
@@ -70,7 +70,7 @@ class FreshStart(Origin):
         if run.cluster.instance:
             return []
         if given:
-            from harness.checkpoints import conversion
+            from cnn_harness.harness.checkpoints import conversion
 
             conversion.check_initial(run, Path(given))
             conversion.check_fitting(run)
@@ -173,7 +173,7 @@ class Resume(Origin):
         trains = not self._is_complete(run)
         changes = self._change_notes(run, trains)
         if latest:
-            from harness.checkpoints import conversion
+            from cnn_harness.harness.checkpoints import conversion
 
             values, converted = conversion.resumed_tensors(run, latest, read.tensors(latest, verify=False))
             if run.cluster.instance == 0:
@@ -254,7 +254,7 @@ class Resume(Origin):
         """Return whether --autoresume finds a complete run."""
         if not self._repeated or self._latest[0] is None:
             return False
-        from harness.commands import autoresume
+        from cnn_harness.harness.commands import autoresume
 
         return autoresume.is_complete(run, self.folder, self.updates)
 
@@ -327,7 +327,7 @@ def _parts_not_in(other: str, arithmetic: str) -> str:
 
 
 def _unsaved_end(folder: Path) -> int | None:
-    from harness.commands import autoresume
+    from cnn_harness.harness.commands import autoresume
 
     return autoresume.unsaved_end(folder)
 

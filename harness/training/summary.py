@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from base import bounds
-from base.process import commands
-from harness.checkpoints.write import SaveError
-from harness.commands import hints
+from cnn_harness.base import bounds
+from cnn_harness.base.process import commands
+from cnn_harness.harness.checkpoints.write import SaveError
+from cnn_harness.harness.commands import hints
 
 if TYPE_CHECKING:
-    from harness.training.run_dir import TrainingContext
-    from harness.training.validator import Validator
+    from cnn_harness.harness.training.run_dir import TrainingContext
+    from cnn_harness.harness.training.validator import Validator
 
 
 def log_finished(context: TrainingContext, done: int, validator: Validator, host_throughput: float) -> None:
@@ -19,7 +19,7 @@ def log_finished(context: TrainingContext, done: int, validator: Validator, host
     note, run, folder, length = context.log.note, context.run, context.folder, context.run.length
     if context.log.folder is None and not context.team.is_first:
         return
-    from harness.reports import predicted_rate, training_chart
+    from cnn_harness.harness.reports import predicted_rate, training_chart
 
     validated, best = validator.newest, validator.best
     if validated:
@@ -56,7 +56,7 @@ def log_finished(context: TrainingContext, done: int, validator: Validator, host
 
 def _write_page(context: TrainingContext) -> None:
     """Write the report page of the run. Log a warning if that fails."""
-    from harness.report_page import run_page
+    from cnn_harness.harness.report_page import run_page
 
     try:
         context.log.note(f"Report:          {run_page.write(context.folder)}")

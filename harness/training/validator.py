@@ -7,15 +7,15 @@ from contextlib import ExitStack
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from harness.checkpoints.checkpoint import Checkpoint
-from harness.checkpoints.read import Tensors
-from harness.programs import build_or_load
-from harness.run import validations
-from harness.run.run import Run
-from harness.training.run_dir import TrainingContext
+from cnn_harness.harness.checkpoints.checkpoint import Checkpoint
+from cnn_harness.harness.checkpoints.read import Tensors
+from cnn_harness.harness.programs import build_or_load
+from cnn_harness.harness.run import validations
+from cnn_harness.harness.run.run import Run
+from cnn_harness.harness.training.run_dir import TrainingContext
 
 if TYPE_CHECKING:
-    from ipu_utils import InferenceProgram
+    from cnn_harness.ipu_utils import InferenceProgram
 
 
 # If initial values make up more than this share of batch norm's moving statistics, log why the validation loss is high.
@@ -50,7 +50,7 @@ class Validator:
         if checkpoint.name in self.rows:
             log.note(f"Skipped the validation of {checkpoint.name}: validation.csv contains its accuracy already")
             return
-        from harness.evaluation.validate import validate
+        from cnn_harness.harness.evaluation.validate import validate
 
         self.rows[checkpoint.name] = self._context.mlperf.evaluated(
             checkpoint.updates,

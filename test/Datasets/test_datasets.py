@@ -17,16 +17,16 @@ from commands import run
 from splitmix import reference_below
 from streams import assert_equal, joined, opened, records, request, small, take
 
-from base import draws, plugins
-from base.errors import DataError
-from Datasets import cifar
-from Datasets._spec import OpenRequest
-from Datasets.formats import idx, tfrecord
-from Datasets.pipeline import augmentation
-from Datasets.sources import generated, record_sample
-from Datasets.sources.registry import published_spec
-from harness.run.recorded_arguments import changed_data, data_identity
-from tools.datasets import rebuild_fashion_mnist
+from cnn_harness.base import draws, plugins
+from cnn_harness.base.errors import DataError
+from cnn_harness.Datasets import cifar
+from cnn_harness.Datasets._spec import OpenRequest
+from cnn_harness.Datasets.formats import idx, tfrecord
+from cnn_harness.Datasets.pipeline import augmentation
+from cnn_harness.Datasets.sources import generated, record_sample
+from cnn_harness.Datasets.sources.registry import published_spec
+from cnn_harness.harness.run.recorded_arguments import changed_data, data_identity
+from cnn_harness.tools.datasets import rebuild_fashion_mnist
 
 _TRAIN = 200  # 5 files of 40
 _VALIDATION = 30
@@ -254,8 +254,8 @@ def test_expansion_repeats_only_after_damage(tmp_path):
 
 def test_two_processes_expand_without_tensorflow(tmp_path):
     script = (
-        "import sys; from Datasets import fashion_mnist, cifar, imagenet; from Datasets._spec import OpenRequest; "
-        "from Datasets.sources.registry import published_spec; "
+        "import sys; from cnn_harness.Datasets import fashion_mnist, cifar, imagenet; from cnn_harness.Datasets._spec import OpenRequest; "
+        "from cnn_harness.Datasets.sources.registry import published_spec; "
         "source = fashion_mnist.DATASETS['fashion-mnist'](OpenRequest(None, {'XDG_CACHE_HOME': sys.argv[1]})); "
         "print(source.spec.train_images, published_spec('imagenet').train_images, "
         "'tensorflow' in sys.modules)"

@@ -15,10 +15,10 @@ from photos import encoded
 from PIL import Image, ImageOps, PngImagePlugin
 from streams import opened, request, take
 
-from base.errors import DataError
-from Datasets.formats import image_headers, tfrecord
-from Datasets.pipeline import decoding, image_files
-from Datasets.sources.registry import published_spec
+from cnn_harness.base.errors import DataError
+from cnn_harness.Datasets.formats import image_headers, tfrecord
+from cnn_harness.Datasets.pipeline import decoding, image_files
+from cnn_harness.Datasets.sources.registry import published_spec
 
 FORMATS = image_headers.FORMATS
 

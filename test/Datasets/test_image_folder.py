@@ -17,13 +17,13 @@ import tensorflow.compat.v1 as tf
 from commands import run, succeed
 from streams import joined, opened, request, take
 
-from base.errors import DataError
-from Datasets import imagefolder
-from Datasets.formats import class_names, tf_example
-from Datasets.pipeline import decoding, photo_stream
-from Datasets.sources import generated, image_folder, locate, record_sample
-from harness.commands import cli
-from harness.run import data
+from cnn_harness.base.errors import DataError
+from cnn_harness.Datasets import imagefolder
+from cnn_harness.Datasets.formats import class_names, tf_example
+from cnn_harness.Datasets.pipeline import decoding, photo_stream
+from cnn_harness.Datasets.sources import generated, image_folder, locate, record_sample
+from cnn_harness.harness.commands import cli
+from cnn_harness.harness.run import data
 
 PNG = photos.encoded(photos.plain_image(), "PNG")
 

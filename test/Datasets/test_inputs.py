@@ -16,9 +16,9 @@ import tensorflow.compat.v1 as tf
 from commands import assert_same_bits, run, succeed, timeless, variables
 from streams import assert_equal, joined, opened, small, take
 
-from Datasets.formats import preprocessing, tfrecord
-from Datasets.formats.tfrecord import RecordIndex
-from Datasets.pipeline import batching
+from cnn_harness.Datasets.formats import preprocessing, tfrecord
+from cnn_harness.Datasets.formats.tfrecord import RecordIndex
+from cnn_harness.Datasets.pipeline import batching
 
 TRAIN = ("--dataset", "imagenet", "--model", "resnet", "--model-size", 10, "--image-size", 32, "--batch-size", 4, "--precision",
          "32.32", "--seed", 3, "--iterations", 3, "--valid-batch-size", 4)  # fmt: skip
@@ -270,7 +270,7 @@ def test_large_index_is_cached_and_renewed(copy, tmp_path_factory, monkeypatch):
 
 @pytest.mark.parametrize("words", [(), ("--eight-bit-io",), ("--train-with-valid-preprocessing",)])
 def test_benchmark_shows_time_per_part(words, folder, monkeypatch):
-    from harness.evaluation import input_benchmark
+    from cnn_harness.harness.evaluation import input_benchmark
 
     monkeypatch.setattr(input_benchmark.report, "__defaults__", (print, 0.1))
     result = succeed("train", *TRAIN, "--data-dir", folder, "--dataset-benchmark", *words)
@@ -283,7 +283,7 @@ def test_benchmark_shows_time_per_part(words, folder, monkeypatch):
 
 @pytest.mark.parametrize("script, more", [("train", ()), ("train", ("--generated-data",)), ("train", ("--synthetic-data",))])
 def test_benchmark_takes_other_data(script, more, monkeypatch):
-    from harness.evaluation import input_benchmark
+    from cnn_harness.harness.evaluation import input_benchmark
 
     monkeypatch.setattr(input_benchmark.report, "__defaults__", (print, 0.1))
     out = succeed(script, "--dataset", "fashion-mnist", "--model-size", 8, "--dataset-benchmark", *more).out

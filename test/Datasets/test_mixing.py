@@ -8,12 +8,12 @@ import pytest
 import tensorflow.compat.v1 as tf
 from commands import assert_same_bits, run, succeed, variables
 
-from Datasets.pipeline.mixing import Mixing
-from emulator.program.runtime import new_graph
-from harness.commands import cli
-from harness.programs import losses
-from harness.programs.build import training_spec
-from harness.run.resolve import prepare
+from cnn_harness.Datasets.pipeline.mixing import Mixing
+from cnn_harness.emulator.program.runtime import new_graph
+from cnn_harness.harness.commands import cli
+from cnn_harness.harness.programs import losses
+from cnn_harness.harness.programs.build import training_spec
+from cnn_harness.harness.run.resolve import prepare
 
 SIDE = 16
 BASE = "--dataset fashion-mnist --model-size 8 --seed 3 --precision 32.32 --no-validation"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import tensorflow.compat.v1 as tf
 
-from Datasets.formats import tf_example
-from Datasets.formats.tf_example import ENCODED, LABEL
+from cnn_harness.Datasets.formats import tf_example
+from cnn_harness.Datasets.formats.tf_example import ENCODED, LABEL
 
 BYTES_LIST, INT64_LIST = 1, 3
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import LR_Schedules
-from harness.run.length import TrainingLength
-from LR_Schedules._schedule import ScheduledRun, highest, warmup_iterations
+from cnn_harness import LR_Schedules
+from cnn_harness.harness.run.length import TrainingLength
+from cnn_harness.LR_Schedules._schedule import ScheduledRun, highest, warmup_iterations
 
 NAMES = sorted(p.stem for p in Path(LR_Schedules.__file__).parent.glob("[!_]*.py"))
 NEEDED = {
@@ -32,7 +32,7 @@ def of_data(images, batch, peak=1.0, **length):
 
 
 def rate(name, where=None, **options):
-    plugin = importlib.import_module(f"LR_Schedules.{name}")
+    plugin = importlib.import_module(f"cnn_harness.LR_Schedules.{name}")
     return plugin.build(plugin.Options(**{**NEEDED.get(name, {}), **options}), where or scheduled())
 
 

@@ -13,12 +13,12 @@ from commands import run, succeed, variables
 from networks import built, recorded
 from PIL import Image
 
-from Datasets._spec import ReadRequest
-from Datasets.formats import class_names
-from Datasets.pipeline import decoding, image_files
-from Datasets.sources.registry import published_spec
-from emulator.network.recorder import record_layers
-from harness.checkpoints import weights_file
+from cnn_harness.Datasets._spec import ReadRequest
+from cnn_harness.Datasets.formats import class_names
+from cnn_harness.Datasets.pipeline import decoding, image_files
+from cnn_harness.Datasets.sources.registry import published_spec
+from cnn_harness.emulator.network.recorder import record_layers
+from cnn_harness.harness.checkpoints import weights_file
 
 LITE = {"batch_norm": True, "group_norm": False, "se": False, "use_relu6": True, "fix_stem_head": True}
 LITE_WORDS = "--batch-norm --no-se --use-relu6 --fix-stem-head"
@@ -132,7 +132,7 @@ def test_training_starts_with_bundled_weights(tmp_path, kept):
 @pytest.mark.parametrize("host", [False, True])
 def test_symmetric_input_matches_on_host_and_device(host):
     """127 is 0, as the padding of EfficientNet-Lite expects."""
-    from Datasets.pipeline import normalisation
+    from cnn_harness.Datasets.pipeline import normalisation
 
     request = ReadRequest(batch_size=1, image_size=2, seed=0, symmetric_input=True, hostside_norm=host)
     with tf.Graph().as_default(), tf.Session() as session:

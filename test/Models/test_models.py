@@ -9,13 +9,13 @@ import pytest
 import tensorflow.compat.v1 as tf
 from networks import CLASSES, network, options_of, recorded
 
-from emulator.lowering.lists import prepared
-from emulator.lowering.policy import PrecisionPolicy
-from emulator.network.network import Network, Shape
-from emulator.network.recorder import Recorder
-from emulator.plan.precision import SINGLE
-from emulator.program.runtime import new_graph
-from Models._norms import BatchNorm, GroupNorm, NoNorm
+from cnn_harness.emulator.lowering.lists import prepared
+from cnn_harness.emulator.lowering.policy import PrecisionPolicy
+from cnn_harness.emulator.network.network import Network, Shape
+from cnn_harness.emulator.network.recorder import Recorder
+from cnn_harness.emulator.plan.precision import SINGLE
+from cnn_harness.emulator.program.runtime import new_graph
+from cnn_harness.Models._norms import BatchNorm, GroupNorm, NoNorm
 
 GN, BN = {"group_norm": True, "batch_norm": False}, {"group_norm": False, "batch_norm": True}
 G16 = {"group_dim": 16, "expand_ratio": 4}
@@ -35,7 +35,7 @@ EVERY_MODEL = [(*key, size) for key, sizes in SIZES.items() for size in sizes if
 
 def test_sizes_match_tables():
     for (name, family), sizes in SIZES.items():
-        assert set(importlib.import_module(f"Models.{name}").sizes(family)) == set(sizes)
+        assert set(importlib.import_module(f"cnn_harness.Models.{name}").sizes(family)) == set(sizes)
 
 
 def rows(name, family, changes, counts, **more):

@@ -20,12 +20,12 @@ import tensorflow.compat.v1 as tf
 from references import generated
 from timm_networks import recorded
 
-from emulator.lowering.lists import prepared
-from emulator.lowering.policy import PrecisionPolicy
-from emulator.network.recorder import record
-from emulator.plan.precision import SINGLE
-from emulator.program.runtime import new_graph, session_config
-from tools import architectures, weight_names
+from cnn_harness.emulator.lowering.lists import prepared
+from cnn_harness.emulator.lowering.policy import PrecisionPolicy
+from cnn_harness.emulator.network.recorder import record
+from cnn_harness.emulator.plan.precision import SINGLE
+from cnn_harness.emulator.program.runtime import new_graph, session_config
+from cnn_harness.tools import architectures, weight_names
 
 TOLERANCE = {"float64": 1e-8, "float32": 1e-4}
 slow = pytest.mark.slow
@@ -34,7 +34,7 @@ KERAS, RESNET, TIMM, _ = weight_names.LAYOUTS
 
 def network(name, **changes):
     """Return the segments and options of a model for ImageNet with batch norm, without dropout and drop-connect."""
-    module = importlib.import_module(f"Models.{name}")
+    module = importlib.import_module(f"cnn_harness.Models.{name}")
     fields = {field.name for field in dataclasses.fields(module.Options)}
     defaults = {key: value for key, value in module.DEFAULTS["imagenet"].items() if key in fields}
     if name == "efficientnet":

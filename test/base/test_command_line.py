@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from base.errors import OptionError
-from base.process import command_line
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.process import command_line
 
 
 @pytest.mark.parametrize(

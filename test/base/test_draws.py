@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from splitmix import reference_below, reference_bits
 
-from base import draws
+from cnn_harness.base import draws
 
 
 def evaluated(make):

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import log
-from base.errors import OptionError
-from base.storage import locks, tables
-from base.storage.tables import Table
-from harness.checkpoints import weights_file
-from harness.export import export_folder
-from harness.reports import training_chart
+from cnn_harness import log
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.storage import locks, tables
+from cnn_harness.base.storage.tables import Table
+from cnn_harness.harness.checkpoints import weights_file
+from cnn_harness.harness.export import export_folder
+from cnn_harness.harness.reports import training_chart
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from base import plugins
-from base.errors import Leave, OptionError
+from cnn_harness.base import plugins
+from cnn_harness.base.errors import Leave, OptionError
 
 CODE = """
 import atexit, sys
-from base.errors import Leave, OptionError
-from base.process import command_line
+from cnn_harness.base.errors import Leave, OptionError
+from cnn_harness.base.process import command_line
 atexit.register(print, "cleaned up")
 
 def main(words):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 
-from base.process import printed
+from cnn_harness.base.process import printed
 
 
 def both(text):

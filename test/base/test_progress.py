@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from base.process import progress
+from cnn_harness.base.process import progress
 
 
 def gone(*_):

@@ -13,7 +13,8 @@ COUNT = "from tensorflow.python.util import _pywrap_util_port; print(_pywrap_uti
 
 
 @pytest.mark.parametrize(
-    "first", ["from base.process import tf_runtime; tf_runtime.import_tensorflow()", "import ipu_utils"]
+    "first",
+    ["from cnn_harness.base.process import tf_runtime; tf_runtime.import_tensorflow()", "from cnn_harness import ipu_utils"],
 )
 @pytest.mark.parametrize("chosen", [None, "0"])
 def test_tensorflow_uses_onednn_unless_user_forbids_it(first, chosen, monkeypatch):
@@ -32,7 +33,7 @@ def test_import_is_silent_unless_user_wants_messages(level, silent, monkeypatch)
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
     if level:
         monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", level)
-    quiet = "from base.process import tf_runtime; tf_runtime.import_tensorflow()"
+    quiet = "from cnn_harness.base.process import tf_runtime; tf_runtime.import_tensorflow()"
     code = f"{quiet}\nimport subprocess, sys\nsubprocess.run([sys.executable, '-c', {quiet!r}], check=True)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert (done.stdout + done.stderr == "") == silent

@@ -17,10 +17,10 @@ import pytest
 from commands import rows, succeed
 from PIL import Image
 
-import api
-from base.errors import DataError, WrongInput
-from base.plugins import ROOT
-from harness.checkpoints import find, read
+from cnn_harness import api
+from cnn_harness.base.errors import DataError, WrongInput
+from cnn_harness.base.plugins import ROOT
+from cnn_harness.harness.checkpoints import find, read
 
 TINY = {"model_size": 8, "micro_batch_size": 4, "batches_per_step": 3, "seed": 1, "quiet": True}
 

@@ -23,15 +23,15 @@ def parts(instance: int) -> dict[str, np.ndarray]:
 
 def main(addresses: list[str], instance: int, wire: str, file: str) -> None:
     """All-reduce every instance's parts in one bucket."""
-    from base.process import tf_runtime
+    from cnn_harness.base.process import tf_runtime
 
     tf_runtime.import_tensorflow()
     import tensorflow.compat.v1 as tf
 
-    from emulator.lowering.policy import PrecisionPolicy
-    from emulator.plan import number_formats
-    from emulator.plan.precision import SINGLE
-    from emulator.program.worker_group import WorkerGroup
+    from cnn_harness.emulator.lowering.policy import PrecisionPolicy
+    from cnn_harness.emulator.plan import number_formats
+    from cnn_harness.emulator.plan.precision import SINGLE
+    from cnn_harness.emulator.program.worker_group import WorkerGroup
 
     group = WorkerGroup(addresses, instance)
     options = group.begin_call_sequence()

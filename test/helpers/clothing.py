@@ -15,9 +15,9 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from base.storage import cache
-from Datasets import fashion_mnist
-from Datasets.formats import idx
+from cnn_harness.base.storage import cache
+from cnn_harness.Datasets import fashion_mnist
+from cnn_harness.Datasets.formats import idx
 
 SIDE = 96  # pixels
 

@@ -15,16 +15,13 @@ from pathlib import Path
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-import inference_embedded
-import restore
-import train
-import validation
-import weight_avg
-from emulator.program.training_program import TrainingProgram
-from harness.commands import answers
-from harness.programs import build, program_cache
-from harness.run.run import Run
-from tools import export, finetune, plan, report, runs, sweep
+import cnn_harness.train as train
+from cnn_harness import inference_embedded, restore, validation, weight_avg
+from cnn_harness.emulator.program.training_program import TrainingProgram
+from cnn_harness.harness.commands import answers
+from cnn_harness.harness.programs import build, program_cache
+from cnn_harness.harness.run.run import Run
+from cnn_harness.tools import export, finetune, plan, report, runs, sweep
 
 Row = Mapping[str, str]  # of a grid: a value for each axis
 SCRIPTS = {

@@ -3,7 +3,7 @@
 import re
 import xml.etree.ElementTree as ET
 
-from harness.reports import chart
+from cnn_harness.harness.reports import chart
 
 SVG = "{http://www.w3.org/2000/svg}"
 PHONE, LEAST = 375, 12  # pixels: width of a narrow screen, and size of letters on it

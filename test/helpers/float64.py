@@ -11,16 +11,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
-import restore
-import train
-from base.process import tf_runtime
-from harness.commands import answers
+import cnn_harness.train as train
+from cnn_harness import restore
+from cnn_harness.base.process import tf_runtime
+from cnn_harness.harness.commands import answers
 
 if __name__ == "__main__":
     tf_runtime.import_tensorflow()
     import tensorflow.compat.v1 as tf
 
-    import ipu_utils
+    from cnn_harness import ipu_utils
 
     ipu_utils.TrainingSpec = partial(ipu_utils.TrainingSpec, dtype=tf.float64)
     script, words = sys.argv[1], sys.argv[2:]

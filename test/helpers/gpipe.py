@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from emulator.plan.schedules import Timeline, from_clocks
+from cnn_harness.emulator.plan.schedules import Timeline, from_clocks
 
 
 def all_forwards_first(stages: int, micro_batches: int) -> Timeline:

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from base import plugins
-from harness.processes import launch
+from cnn_harness.base import plugins
+from cnn_harness.harness.processes import launch
 
 ROOT = plugins.ROOT
 

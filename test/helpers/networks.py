@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from emulator.lowering.lists import prepared
-from emulator.lowering.policy import PrecisionPolicy
-from emulator.lowering.tensorflow import Lowering
-from emulator.network.recorder import record, record_layers
-from emulator.plan.precision import SINGLE, Precision
-from emulator.program.runtime import new_graph, session_config
+from cnn_harness.emulator.lowering.lists import prepared
+from cnn_harness.emulator.lowering.policy import PrecisionPolicy
+from cnn_harness.emulator.lowering.tensorflow import Lowering
+from cnn_harness.emulator.network.recorder import record, record_layers
+from cnn_harness.emulator.plan.precision import SINGLE, Precision
+from cnn_harness.emulator.program.runtime import new_graph, session_config
 
 CLASSES = {"imagenet": 1000, "cifar": 10}
 
 
 def options_of(name, family, **changes):
     """Return a model's module and its options: the family's defaults with changes."""
-    module = importlib.import_module(f"Models.{name}")
+    module = importlib.import_module(f"cnn_harness.Models.{name}")
     fields = {field.name for field in dataclasses.fields(module.Options)}
     defaults = {key: value for key, value in module.DEFAULTS[family].items() if key in fields}
     return module, module.Options(**{**defaults, **changes})

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from base import plugins
-from harness.processes import launch
+from cnn_harness.base import plugins
+from cnn_harness.harness.processes import launch
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol", "sinfo")
 # the folders of other system programs

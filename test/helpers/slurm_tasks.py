@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from harness.cluster import membership
-from harness.cluster.cluster import Cluster
-from harness.commands import cli
+from cnn_harness.harness.cluster import membership
+from cnn_harness.harness.cluster.cluster import Cluster
+from cnn_harness.harness.commands import cli
 
 _RECORDED = """\
 SLURM_DISTRIBUTION=block

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from Datasets.cifar import BINARY_FILES
-from Datasets.formats import idx
+from cnn_harness.Datasets.cifar import BINARY_FILES
+from cnn_harness.Datasets.formats import idx
 
 
 def cifar10(folder: Path, train: int, validation: int) -> Path:

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from Datasets import cifar, fashion_mnist, imagefolder, imagenet
-from Datasets._spec import OpenRequest, ReadRequest
+from cnn_harness.Datasets import cifar, fashion_mnist, imagefolder, imagenet
+from cnn_harness.Datasets._spec import OpenRequest, ReadRequest
 
 
 def request(**changes) -> ReadRequest:

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 
-from base import plugins
+from cnn_harness.base import plugins
 
 RECORDED = plugins.ROOT / "test/references"
 

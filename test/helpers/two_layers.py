@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from emulator.network.network import Network
-from emulator.network.recorder import record
-from Models._layers import GLOROT
-from Models._segments import Segment
+from cnn_harness.emulator.network.network import Network
+from cnn_harness.emulator.network.recorder import record
+from cnn_harness.Models._layers import GLOROT
+from cnn_harness.Models._segments import Segment
 
 PASSES, BATCH = 2, 2
 

@@ -24,11 +24,11 @@ from hypothesis import strategies as st
 from PIL import Image
 from streams import opened, records
 
-from base import plugins
-from base.errors import DataError
-from base.process import command_line
-from Datasets.formats import class_names, tf_example, tfrecord
-from tools.datasets import convert, listings, verify
+from cnn_harness.base import plugins
+from cnn_harness.base.errors import DataError
+from cnn_harness.base.process import command_line
+from cnn_harness.Datasets.formats import class_names, tf_example, tfrecord
+from cnn_harness.tools.datasets import convert, listings, verify
 
 ROOT = plugins.ROOT
 COMMANDS = {"convert": convert.main, "verify": verify.main}

@@ -10,11 +10,11 @@ from functools import partial
 import pytest
 from figures import checked
 
-from base import plugins
-from base.errors import OptionError
-from tools import findings, study
-from tools.findings import HALVED, RECIPES, TUNED
-from tools.study import Failed, Result
+from cnn_harness.base import plugins
+from cnn_harness.base.errors import OptionError
+from experiments import findings, study
+from experiments.findings import HALVED, RECIPES, TUNED
+from experiments.study import Failed, Result
 
 ROOT = plugins.ROOT
 RESULTS = [

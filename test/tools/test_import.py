@@ -18,12 +18,12 @@ from PIL import Image
 from references import generated
 from timm_networks import recorded
 
-from base import plugins
-from base.process import command_line
-from Datasets.formats import preprocessing
-from harness.checkpoints import weights_file
-from tools import import_weights, keras_layers, weight_names
-from tools.architectures import UNKNOWN, ImportFailure
+from cnn_harness.base import plugins
+from cnn_harness.base.process import command_line
+from cnn_harness.Datasets.formats import preprocessing
+from cnn_harness.harness.checkpoints import weights_file
+from cnn_harness.tools import import_weights, keras_layers, weight_names
+from cnn_harness.tools.architectures import UNKNOWN, ImportFailure
 
 ROOT = plugins.ROOT
 NETWORKS = {

@@ -2,8 +2,8 @@
 
 from figures import checked
 
-from base import plugins
-from tools import paper
+from cnn_harness.base import plugins
+from experiments import paper
 
 DOCS = plugins.ROOT / "docs"
 

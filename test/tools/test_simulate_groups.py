@@ -8,8 +8,8 @@ import sys
 import pytest
 from instances import ROOT
 
-from harness.processes.checkpoint_interval import lost_share
-from tools.simulate_groups import Group, simulated
+from cnn_harness.harness.processes.checkpoint_interval import lost_share
+from experiments.simulate_groups import Group, simulated
 
 
 @pytest.mark.parametrize("instances", [16, 1024])

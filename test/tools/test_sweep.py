@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from commands import Result, assert_same_bits, run, succeed, timeless, variables
 
-from base import plugins
-from harness.commands import cli
-from harness.options.call import Call
-from harness.options.configs import ConfigFile
-from tools import sweep
+from cnn_harness.base import plugins
+from cnn_harness.harness.commands import cli
+from cnn_harness.harness.options.call import Call
+from cnn_harness.harness.options.configs import ConfigFile
+from cnn_harness.tools import sweep
 
 HEAD = "s:\n  config: quickstart\n"
 GRID = HEAD + "  grid:\n    momentum: [0.8, 0.90]\n    base_learning_rate_exponent: [-6, -7, -8]\n"
@@ -113,7 +113,7 @@ def test_killed_sweep_resume_is_exact(tmp_path):
     text = "s:\n  seed: 3\n  grid:\n    abs-learning-rate: [0.01, 1e30]\n"
     (tmp_path / "s.yml").write_text(text)
     words = [str(tmp_path / "s.yml"), *data.split(), "--precision", "32.32", "--logs-path", str(tmp_path / "logs")]
-    call = [sys.executable, "-m", "tools.sweep", *words]
+    call = [sys.executable, "-m", "cnn_harness.tools.sweep", *words]
     process = subprocess.Popen(call, cwd=plugins.ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     good = tmp_path / "logs/s/abs-learning-rate=0.01"
     until = time.monotonic() + 120

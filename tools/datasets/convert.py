@@ -10,7 +10,7 @@ JPEG, PNG, GIF, BMP and WebP files are stored unchanged. To restart an interrupt
 from __future__ import annotations
 
 if __name__ == "__main__":  # run this before the slow imports below
-    from base.process import early_exit
+    from cnn_harness.base.process import early_exit
 
     early_exit.install("convert")
 
@@ -20,13 +20,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from base.errors import DataError
-from base.fields import escaped
-from base.process import command_line, commands
-from Datasets.formats import tfrecord
-from Datasets.sources import image_folder, locate
-from Datasets.sources.image_folder import BadFile, Listing
-from tools.datasets import listings, shard_writer
+from cnn_harness.base.errors import DataError
+from cnn_harness.base.fields import escaped
+from cnn_harness.base.process import command_line, commands
+from cnn_harness.Datasets.formats import tfrecord
+from cnn_harness.Datasets.sources import image_folder, locate
+from cnn_harness.Datasets.sources.image_folder import BadFile, Listing
+from cnn_harness.tools.datasets import listings, shard_writer
 
 
 def main(argv: list[str]) -> int:

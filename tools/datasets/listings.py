@@ -12,15 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from base import bounds
-from base.errors import DataError
-from base.fields import short
-from base.process import tf_runtime
-from base.process.progress import Progress
-from base.storage import input_files
-from Datasets.formats import class_names, split_names
-from Datasets.sources import image_folder
-from Datasets.sources.image_folder import BadFile, ImageFile, Listing
+from cnn_harness.base import bounds
+from cnn_harness.base.errors import DataError
+from cnn_harness.base.fields import short
+from cnn_harness.base.process import tf_runtime
+from cnn_harness.base.process.progress import Progress
+from cnn_harness.base.storage import input_files
+from cnn_harness.Datasets.formats import class_names, split_names
+from cnn_harness.Datasets.sources import image_folder
+from cnn_harness.Datasets.sources.image_folder import BadFile, ImageFile, Listing
 
 _PATHS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "image_name", "img")
 _NAMES = ("image_id", "id")  # heading of the path if there is no heading of _PATHS
@@ -155,7 +155,7 @@ def _row(line: int, cells: list[str], order: Sequence[int]) -> _Row:
 def without_bad_files(listing: Listing) -> tuple[Listing, list[BadFile]]:
     """Return the listing with only the images that training can decode, and the other files."""
     tf_runtime.import_tensorflow("3")  # hide TensorFlow's errors, because this command prints the reasons
-    from Datasets.pipeline import decoding
+    from cnn_harness.Datasets.pipeline import decoding
 
     files = [image.file for image in (*listing.train, *(listing.validation or ()))]
     with Progress("images decoded", len(files)) as progress, ThreadPoolExecutor() as pool:

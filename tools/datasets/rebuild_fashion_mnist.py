@@ -1,6 +1,6 @@
 """Rebuild the included Fashion-MNIST selection from the IDX files of the Debian package dataset-fashion-mnist.
 
-    python -m tools.datasets.rebuild_fashion_mnist [--idx-dir DIR] [--check]
+    python -m cnn_harness.tools.datasets.rebuild_fashion_mnist [--idx-dir DIR] [--check]
 
 --check writes nothing, and exits with code 1 if the included images differ.
 """
@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from base.storage import files
-from Datasets.formats import idx
+from cnn_harness.base.storage import files
+from cnn_harness.Datasets.formats import idx
 
 # With these filters, and with images of the same class next to each other, the file has 4.46 MB instead of 4.64 MB.
 # Storing differences between neighbouring pixels would make the file larger.

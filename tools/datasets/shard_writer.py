@@ -16,12 +16,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from base.errors import DataError
-from base.process.progress import Progress
-from base.storage import files, input_files
-from Datasets.formats import class_names, conversion_info, tf_example, tfrecord
-from Datasets.formats.image_headers import MAX_BYTES
-from Datasets.sources.image_folder import ImageFile, Listing, shuffled
+from cnn_harness.base.errors import DataError
+from cnn_harness.base.process.progress import Progress
+from cnn_harness.base.storage import files, input_files
+from cnn_harness.Datasets.formats import class_names, conversion_info, tf_example, tfrecord
+from cnn_harness.Datasets.formats.image_headers import MAX_BYTES
+from cnn_harness.Datasets.sources.image_folder import ImageFile, Listing, shuffled
 
 _SHARD = re.compile(r"(train|validation)-\d{5}-of-\d{5}", re.ASCII)
 _SHARD_BYTES = 128 << 20  # default size of a shard: this gives few files, but enough for parallel work

@@ -11,7 +11,7 @@ The exit code is 0 if nothing is damaged, 1 if something is damaged, and 2 for w
 from __future__ import annotations
 
 if __name__ == "__main__":  # run this before the slow imports below
-    from base.process import early_exit
+    from cnn_harness.base.process import early_exit
 
     early_exit.install("verify")
 
@@ -29,17 +29,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from base.errors import DataError
-from base.process import command_line, tf_runtime
-from base.process.progress import Progress
-from base.storage import input_files
-from base.storage.input_files import Slices
-from Datasets.formats import class_names, conversion_info, image_headers, record_texts, tf_example, tfrecord
-from Datasets.formats.binary_records import RecordFile, RecordLayout
-from Datasets.sources import image_folder, locate, registry
+from cnn_harness.base.errors import DataError
+from cnn_harness.base.process import command_line, tf_runtime
+from cnn_harness.base.process.progress import Progress
+from cnn_harness.base.storage import input_files
+from cnn_harness.base.storage.input_files import Slices
+from cnn_harness.Datasets.formats import class_names, conversion_info, image_headers, record_texts, tf_example, tfrecord
+from cnn_harness.Datasets.formats.binary_records import RecordFile, RecordLayout
+from cnn_harness.Datasets.sources import image_folder, locate, registry
 
 if TYPE_CHECKING:
-    from Datasets.pipeline import decoding
+    from cnn_harness.Datasets.pipeline import decoding
 
 _stop = threading.Event()  # set by a signal, because checking a file may take long
 
@@ -271,7 +271,7 @@ def _tree(folder: Path, decode: bool) -> Work | None:
 
 def _decoder() -> decoding.Decoder:
     tf_runtime.import_tensorflow()
-    from Datasets.pipeline import decoding
+    from cnn_harness.Datasets.pipeline import decoding
 
     return decoding.Decoder()
 

@@ -12,19 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emulator.cost_model import search, systems, variants
-from emulator.cost_model.constants import BOUNDS, FITTED, NAMES, PRIOR
-from emulator.cost_model.kernels import Kernels, SegmentCosts, _block
-from emulator.cost_model.memory import CODE, CODE_ALWAYS, TEMPORARIES, UNEVEN
-from emulator.cost_model.prediction import Prediction, predict
-from emulator.cost_model.systems import BOW, MK1, MK2, STREAMING, SYSTEMS
-from emulator.cost_model.throughput import Timing
-from emulator.cost_model.workload import Workload
-from emulator.network.network import Node, Shape
-from emulator.plan import partition
-from harness.planning.plan_options import run_of
-from Models._norms import BatchNorm, GroupNorm
-from tools import fit_planner
+from cnn_harness.emulator.cost_model import search, systems, variants
+from cnn_harness.emulator.cost_model.constants import BOUNDS, FITTED, NAMES, PRIOR
+from cnn_harness.emulator.cost_model.kernels import Kernels, SegmentCosts, _block
+from cnn_harness.emulator.cost_model.memory import CODE, CODE_ALWAYS, TEMPORARIES, UNEVEN
+from cnn_harness.emulator.cost_model.prediction import Prediction, predict
+from cnn_harness.emulator.cost_model.systems import BOW, MK1, MK2, STREAMING, SYSTEMS
+from cnn_harness.emulator.cost_model.throughput import Timing
+from cnn_harness.emulator.cost_model.workload import Workload
+from cnn_harness.emulator.network.network import Node, Shape
+from cnn_harness.emulator.plan import partition
+from cnn_harness.harness.planning.plan_options import run_of
+from cnn_harness.Models._norms import BatchNorm, GroupNorm
+from cnn_harness.tools import fit_planner
 
 MIB = 2**20
 

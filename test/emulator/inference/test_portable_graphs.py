@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from emulator.inference import frozen
-from harness.commands import cli
-from harness.programs import build, embedded
-from harness.run.resolve import prepare
+from cnn_harness.emulator.inference import frozen
+from cnn_harness.harness.commands import cli
+from cnn_harness.harness.programs import build, embedded
+from cnn_harness.harness.run.resolve import prepare
 
 PLAIN = frozenset(  # operations that every export runtime has
     [

@@ -7,15 +7,15 @@ import pytest
 import tensorflow.compat.v1 as tf
 from networks import recorded
 
-from base.gradient_rules import gradients
-from emulator.layers import batch_norm
-from emulator.lowering.lists import prepared
-from emulator.lowering.policy import PrecisionPolicy
-from emulator.native import library
-from emulator.plan import precision
-from emulator.program.runtime import new_graph
-from harness.commands import cli
-from harness.run.resolve import prepare
+from cnn_harness.base.gradient_rules import gradients
+from cnn_harness.emulator.layers import batch_norm
+from cnn_harness.emulator.lowering.lists import prepared
+from cnn_harness.emulator.lowering.policy import PrecisionPolicy
+from cnn_harness.emulator.native import library
+from cnn_harness.emulator.plan import precision
+from cnn_harness.emulator.program.runtime import new_graph
+from cnn_harness.harness.commands import cli
+from cnn_harness.harness.run.resolve import prepare
 
 ACTIVATIONS = {"linear": tf.identity, "relu": tf.nn.relu, "relu6": tf.nn.relu6, "swish": lambda z: z * tf.sigmoid(z)}
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from networks import evaluated, recorded
 
-from emulator.layers.initial_values import initial_value
-from Models._layers import Initial, Variable
+from cnn_harness.emulator.layers.initial_values import initial_value
+from cnn_harness.Models._layers import Initial, Variable
 
 G16 = {"group_dim": 16, "expand_ratio": 4}
 

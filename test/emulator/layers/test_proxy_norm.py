@@ -12,16 +12,16 @@ import tensorflow.compat.v1 as tf
 from commands import program
 from networks import built
 
-from emulator.layers import proxy_norm
-from emulator.plan.precision import OFF, by_name
-from emulator.program.runtime import new_graph
-from emulator.program.training_program import TrainingProgram
-from emulator.program.variables import ProgramVariables
-from harness.commands import cli
-from harness.run.resolve import prepare
-from harness.run.run import Run
-from Models._layers import ProxyRule, Variable
-from Models._norms import GroupNorm
+from cnn_harness.emulator.layers import proxy_norm
+from cnn_harness.emulator.plan.precision import OFF, by_name
+from cnn_harness.emulator.program.runtime import new_graph
+from cnn_harness.emulator.program.training_program import TrainingProgram
+from cnn_harness.emulator.program.variables import ProgramVariables
+from cnn_harness.harness.commands import cli
+from cnn_harness.harness.run.resolve import prepare
+from cnn_harness.harness.run.run import Run
+from cnn_harness.Models._layers import ProxyRule, Variable
+from cnn_harness.Models._norms import GroupNorm
 
 CHANNELS = 6
 RULES = [ProxyRule(activation, epsilon) for activation in ("relu", "relu6", "swish") for epsilon in (0.03, 0.5)]

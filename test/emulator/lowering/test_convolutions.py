@@ -9,13 +9,13 @@ import pytest
 import tensorflow.compat.v1 as tf
 from networks import built, evaluated, random
 
-from base.gradient_rules import gradients
-from emulator.lowering import policy as policies
-from emulator.lowering import portable
-from emulator.network.recorder import record_layers
-from emulator.plan.precision import OFF, SINGLE, by_name
-from Models._layers import GLOROT
-from Models._norms import BatchNorm
+from cnn_harness.base.gradient_rules import gradients
+from cnn_harness.emulator.lowering import policy as policies
+from cnn_harness.emulator.lowering import portable
+from cnn_harness.emulator.network.recorder import record_layers
+from cnn_harness.emulator.plan.precision import OFF, SINGLE, by_name
+from cnn_harness.Models._layers import GLOROT
+from cnn_harness.Models._norms import BatchNorm
 
 
 def padded(x, kernel, stride, value=0.0):

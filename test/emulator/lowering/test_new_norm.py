@@ -11,16 +11,16 @@ import pytest
 import tensorflow.compat.v1 as tf
 from networks import built
 
-from base.gradient_rules import gradients
-from emulator.layers.activations import activated
-from emulator.layers.rounding import widened
-from emulator.lowering import portable
-from emulator.lowering.tensorflow import NORMS, Lowering
-from emulator.network.network import Node
-from emulator.network.recorder import record_layers
-from emulator.plan.precision import OFF, SINGLE, by_name
-from emulator.program.runtime import new_graph
-from Models._norms import Norm
+from cnn_harness.base.gradient_rules import gradients
+from cnn_harness.emulator.layers.activations import activated
+from cnn_harness.emulator.layers.rounding import widened
+from cnn_harness.emulator.lowering import portable
+from cnn_harness.emulator.lowering.tensorflow import NORMS, Lowering
+from cnn_harness.emulator.network.network import Node
+from cnn_harness.emulator.network.recorder import record_layers
+from cnn_harness.emulator.plan.precision import OFF, SINGLE, by_name
+from cnn_harness.emulator.program.runtime import new_graph
+from cnn_harness.Models._norms import Norm
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,9 @@ import pytest
 import tensorflow.compat.v1 as tf
 from networks import built, evaluated, random
 
-from emulator.lowering.tensorflow import NORMS
-from Models import _norms
-from Models._norms import BatchNorm, GroupNorm
+from cnn_harness.emulator.lowering.tensorflow import NORMS
+from cnn_harness.Models import _norms
+from cnn_harness.Models._norms import BatchNorm, GroupNorm
 
 
 def norm_of(x, policy, gamma=None, beta=None, training=True, moving=None):

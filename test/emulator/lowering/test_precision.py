@@ -14,28 +14,28 @@ import tensorflow.compat.v1 as tf
 from commands import assert_same_bits, run, succeed, variables
 from networks import built, options_of
 
-from emulator.layers import proxy_norm
-from emulator.layers.initial_values import initial_value
-from emulator.layers.rounding import Rounding, add_rounded
-from emulator.layers.watch import GradientWatch, WatchedLayers
-from emulator.lowering import tensorflow as lowering
-from emulator.lowering.policy import PrecisionPolicy
-from emulator.network.recorder import record
-from emulator.plan.machine import Machine
-from emulator.plan.number_formats import BF16, E4M3FNUZ
-from emulator.plan.options import DeviceOptions
-from emulator.plan.plan import resolve
-from emulator.plan.precision import ALL, OFF, by_name
-from emulator.program import forward_backward
-from emulator.program.cells import Cells, StageOrder
-from emulator.program.forward_backward import PassNetwork, stage_blocks
-from emulator.program.loss_scale import LossScale
-from emulator.program.runtime import new_graph, session_config
-from harness.commands import cli
-from harness.programs import build
-from harness.run.resolve import prepare
-from Models._layers import ProxyRule
-from Models._norms import BatchNorm, GroupNorm
+from cnn_harness.emulator.layers import proxy_norm
+from cnn_harness.emulator.layers.initial_values import initial_value
+from cnn_harness.emulator.layers.rounding import Rounding, add_rounded
+from cnn_harness.emulator.layers.watch import GradientWatch, WatchedLayers
+from cnn_harness.emulator.lowering import tensorflow as lowering
+from cnn_harness.emulator.lowering.policy import PrecisionPolicy
+from cnn_harness.emulator.network.recorder import record
+from cnn_harness.emulator.plan.machine import Machine
+from cnn_harness.emulator.plan.number_formats import BF16, E4M3FNUZ
+from cnn_harness.emulator.plan.options import DeviceOptions
+from cnn_harness.emulator.plan.plan import resolve
+from cnn_harness.emulator.plan.precision import ALL, OFF, by_name
+from cnn_harness.emulator.program import forward_backward
+from cnn_harness.emulator.program.cells import Cells, StageOrder
+from cnn_harness.emulator.program.forward_backward import PassNetwork, stage_blocks
+from cnn_harness.emulator.program.loss_scale import LossScale
+from cnn_harness.emulator.program.runtime import new_graph, session_config
+from cnn_harness.harness.commands import cli
+from cnn_harness.harness.programs import build
+from cnn_harness.harness.run.resolve import prepare
+from cnn_harness.Models._layers import ProxyRule
+from cnn_harness.Models._norms import BatchNorm, GroupNorm
 
 slow = pytest.mark.slow
 RESUMED = (

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from base.plugins import ROOT
-from emulator.native import build, library
+from cnn_harness.base.plugins import ROOT
+from cnn_harness.emulator.native import build, library
 
 COMPILER = """import sys
 if "--version" in sys.argv:
@@ -111,7 +111,7 @@ def test_unloadable_library_is_named(tmp_path):
     """In a separate process, because a loaded library stays loaded."""
     code = (
         "import pathlib, sys; sys.path.insert(0, sys.argv[1])\n"
-        "from emulator.native import library\n"
+        "from cnn_harness.emulator.native import library\n"
         "library.built = lambda: pathlib.Path(sys.argv[2])\n"
         "bad = library.built() / f'{library.name()}-0.so'; bad.write_bytes(library.sealed(b'no library'))\n"
         "try:\n    library.load()\nexcept OSError as error:\n    print(error)"

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from base.gradient_rules import gradients
-from emulator.lowering.lists import prepared
-from emulator.lowering.policy import PrecisionPolicy
-from emulator.native import library
-from emulator.network.recorder import record_layers
-from emulator.plan.precision import SINGLE
-from emulator.program.runtime import new_graph
-from Models._layers import GLOROT
+from cnn_harness.base.gradient_rules import gradients
+from cnn_harness.emulator.lowering.lists import prepared
+from cnn_harness.emulator.lowering.policy import PrecisionPolicy
+from cnn_harness.emulator.native import library
+from cnn_harness.emulator.network.recorder import record_layers
+from cnn_harness.emulator.plan.precision import SINGLE
+from cnn_harness.emulator.program.runtime import new_graph
+from cnn_harness.Models._layers import GLOROT
 
 pytestmark = pytest.mark.skipif(library.load() is None, reason="the kernels are not built")
 # batch, height, width, channels; kernel; stride; channels per group; filters. Images divisible by tiles and blocks of rows and

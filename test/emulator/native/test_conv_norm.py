@@ -12,17 +12,17 @@ import pytest
 import tensorflow.compat.v1 as tf
 from networks import built
 
-from emulator.inference.inference_program import logits_of
-from emulator.lowering import lists
-from emulator.native import library
-from emulator.network.network import LINEAR
-from emulator.network.recorder import record_layers
-from emulator.plan.precision import SINGLE
-from emulator.program.runtime import new_graph
-from harness.commands import cli
-from harness.run.resolve import prepare
-from Models._layers import Initial, Layers, Tensor
-from Models._norms import BatchNorm
+from cnn_harness.emulator.inference.inference_program import logits_of
+from cnn_harness.emulator.lowering import lists
+from cnn_harness.emulator.native import library
+from cnn_harness.emulator.network.network import LINEAR
+from cnn_harness.emulator.network.recorder import record_layers
+from cnn_harness.emulator.plan.precision import SINGLE
+from cnn_harness.emulator.program.runtime import new_graph
+from cnn_harness.harness.commands import cli
+from cnn_harness.harness.run.resolve import prepare
+from cnn_harness.Models._layers import Initial, Layers, Tensor
+from cnn_harness.Models._norms import BatchNorm
 
 pytestmark = pytest.mark.skipif(library.load() is None, reason="the kernels are not built")
 INITIAL, NORM = Initial(2.0, "fan_out"), BatchNorm(epsilon=1e-3)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from emulator.native import library
-from emulator.program.runtime import new_graph
+from cnn_harness.emulator.native import library
+from cnn_harness.emulator.program.runtime import new_graph
 
 pytestmark = pytest.mark.skipif(library.load() is None, reason="the kernels are not built")
 # batch, height, width, channels; kernel; stride; groups; filters. Depths are above and below a strip; rows do not fill a tile, nor

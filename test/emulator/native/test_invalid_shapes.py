@@ -21,8 +21,8 @@ import fuzzing
 import numpy as np
 import pytest
 
-from base import plugins
-from emulator.native import library
+from cnn_harness.base import plugins
+from cnn_harness.emulator.native import library
 
 # Shapes that fit, by input name, in some variants: a letter is a size, a digit is itself.
 SHAPES = {
@@ -82,7 +82,7 @@ def test_sanitizers_find_nothing(tmp_path, pytestconfig):
             shutil.copy(source, target)
     path = os.pathsep.join(map(str, (tmp_path, tmp_path / "test" / "helpers")))
     environ = {**os.environ, "PYTHONPATH": path, "CXX": f"g++ {SANITIZED}", fuzzing.SEED: str(fuzzing.seed())}
-    subprocess.run([sys.executable, "-m", "emulator.native.build"], cwd=tmp_path, env=environ, check=True)
+    subprocess.run([sys.executable, "-m", "cnn_harness.emulator.native.build"], cwd=tmp_path, env=environ, check=True)
     assert list((tmp_path / "emulator/native/built").glob("*.so")), "the kernels do not compile with sanitizers"
     libraries = [
         subprocess.run(["g++", f"-print-file-name={name}.so"], capture_output=True, text=True, check=True).stdout.strip()

@@ -10,15 +10,15 @@ import tensorflow.compat.v1 as tf
 from commands import succeed, timeless
 from networks import built
 
-from base.gradient_rules import gradients
-from emulator.layers import batch_norm, group_norm
-from emulator.layers.rounding import Rounding
-from emulator.lowering import lists
-from emulator.lowering.tensorflow import MOMENTS
-from emulator.native import library
-from emulator.program.runtime import new_graph
-from Models._layers import Layers, Tensor
-from Models._norms import BatchNorm, GroupNorm
+from cnn_harness.base.gradient_rules import gradients
+from cnn_harness.emulator.layers import batch_norm, group_norm
+from cnn_harness.emulator.layers.rounding import Rounding
+from cnn_harness.emulator.lowering import lists
+from cnn_harness.emulator.lowering.tensorflow import MOMENTS
+from cnn_harness.emulator.native import library
+from cnn_harness.emulator.program.runtime import new_graph
+from cnn_harness.Models._layers import Layers, Tensor
+from cnn_harness.Models._norms import BatchNorm, GroupNorm
 
 needs_kernels = pytest.mark.skipif(not library.identity(), reason="the kernels are not built: there is no C++ compiler")
 # more pixels than a block, fewer, no multiple of it, one; channels that do not fill a vector

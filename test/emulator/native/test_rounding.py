@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from base.gradient_rules import gradients
-from emulator.layers import activations, batch_norm, group_norm
-from emulator.layers.rounding import Rounding
-from emulator.native import library
-from emulator.program.runtime import new_graph
-from Models._norms import GroupNorm
+from cnn_harness.base.gradient_rules import gradients
+from cnn_harness.emulator.layers import activations, batch_norm, group_norm
+from cnn_harness.emulator.layers.rounding import Rounding
+from cnn_harness.emulator.native import library
+from cnn_harness.emulator.program.runtime import new_graph
+from cnn_harness.Models._norms import GroupNorm
 
 needs_kernels = pytest.mark.skipif(not library.identity(), reason="the kernels are not built: there is no C++ compiler")
 

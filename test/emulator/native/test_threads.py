@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from base import plugins
-from emulator.native import library
+from cnn_harness.base import plugins
+from cnn_harness.emulator.native import library
 
 MODULES = (
     "test_conv_gradient",

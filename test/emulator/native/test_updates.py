@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from emulator.native import library
-from emulator.program.runtime import new_graph
-from emulator.program.training_spec import Move
-from harness.options.sections import TrainingOptions
+from cnn_harness.emulator.native import library
+from cnn_harness.emulator.program.runtime import new_graph
+from cnn_harness.emulator.program.training_spec import Move
+from cnn_harness.harness.options.sections import TrainingOptions
 
 SHAPES = [(3, 3, 64, 64), (7,), (1, 1, 1, 1), (0, 3), (4097,), (2, 4096)]  # more elements than a part has, fewer, none
 DECAYS = (1e-4, 0.0, 1e-4, 1e-4, 0.0, 0.5)

@@ -7,12 +7,12 @@ import pytest
 import tensorflow.compat.v1 as tf
 from networks import built
 
-from base.gradient_rules import gradients
-from emulator.native import library
-from emulator.plan.options import DeviceOptions
-from emulator.plan.precision import Precision
-from emulator.program.runtime import new_graph
-from Models._layers import GLOROT
+from cnn_harness.base.gradient_rules import gradients
+from cnn_harness.emulator.native import library
+from cnn_harness.emulator.plan.options import DeviceOptions
+from cnn_harness.emulator.plan.precision import Precision
+from cnn_harness.emulator.program.runtime import new_graph
+from cnn_harness.Models._layers import GLOROT
 
 pytestmark = pytest.mark.skipif(library.load() is None, reason="the kernels are not built")
 # batch, height, width, channels; channels per group; filters: images of whole and partial tiles. Some are smaller than a tile,

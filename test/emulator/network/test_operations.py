@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from emulator.layers.activations import ACTIVATIONS
-from emulator.lowering.tensorflow import OPERATIONS
-from emulator.network.network import LINEAR, OPS
+from cnn_harness.emulator.layers.activations import ACTIVATIONS
+from cnn_harness.emulator.lowering.tensorflow import OPERATIONS
+from cnn_harness.emulator.network.network import LINEAR, OPS
 
 
 def test_every_operation_can_be_lowered():

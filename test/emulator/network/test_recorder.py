@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from networks import recorded
 
-from emulator.network.network import Shape
-from emulator.network.recorder import NetworkError, Recorder
-from Models._layers import GLOROT
-from Models._norms import GroupNorm
+from cnn_harness.emulator.network.network import Shape
+from cnn_harness.emulator.network.recorder import NetworkError, Recorder
+from cnn_harness.Models._layers import GLOROT
+from cnn_harness.Models._norms import GroupNorm
 
 
 @pytest.mark.parametrize(

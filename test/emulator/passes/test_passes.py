@@ -7,17 +7,17 @@ from collections import defaultdict
 import pytest
 from networks import CLASSES, options_of
 
-from emulator.lowering.lists import passes, prepared
-from emulator.lowering.policy import PrecisionPolicy
-from emulator.native import library
-from emulator.network.network import PRODUCTS, Network
-from emulator.network.recorder import record
-from emulator.passes.target import Target
-from emulator.plan.machine import Machine
-from emulator.plan.options import DeviceOptions
-from emulator.plan.plan import ExecutionPlan, resolve
-from emulator.plan.precision import ALL, EXCEPTIONS, SINGLE, by_name
-from emulator.program.forward_backward import stage_blocks
+from cnn_harness.emulator.lowering.lists import passes, prepared
+from cnn_harness.emulator.lowering.policy import PrecisionPolicy
+from cnn_harness.emulator.native import library
+from cnn_harness.emulator.network.network import PRODUCTS, Network
+from cnn_harness.emulator.network.recorder import record
+from cnn_harness.emulator.passes.target import Target
+from cnn_harness.emulator.plan.machine import Machine
+from cnn_harness.emulator.plan.options import DeviceOptions
+from cnn_harness.emulator.plan.plan import ExecutionPlan, resolve
+from cnn_harness.emulator.plan.precision import ALL, EXCEPTIONS, SINGLE, by_name
+from cnn_harness.emulator.program.forward_backward import stage_blocks
 
 GN, BN = {"group_norm": True, "batch_norm": False}, {"group_norm": False, "batch_norm": True}
 NETWORKS = {

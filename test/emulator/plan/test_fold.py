@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from emulator.plan.plan import ExecutionPlan
-from harness.commands import cli
-from harness.run.resolve import prepare
+from cnn_harness.emulator.plan.plan import ExecutionPlan
+from cnn_harness.harness.commands import cli
+from cnn_harness.harness.run.resolve import prepare
 
 SMALL = "--dataset fashion-mnist --model-size 8 --batch-size 4 --gradient-accumulation-count 8"
 LARGE = "--dataset imagenet --synthetic-data --model-size 50 --gradient-accumulation-count 8"

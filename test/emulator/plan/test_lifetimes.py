@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from emulator.network.recorder import record_layers
-from emulator.plan.lifetimes import alive, kept
-from Models._norms import BatchNorm
+from cnn_harness.emulator.network.recorder import record_layers
+from cnn_harness.emulator.plan.lifetimes import alive, kept
+from cnn_harness.Models._norms import BatchNorm
 
 INSIDE, OUTSIDE = 8 * 8 * 4, 8 * 8 * 16  # elements of the narrow values, and of the input and the wide values
 

@@ -10,9 +10,9 @@ import random
 
 import pytest
 
-from emulator.network.network import Network, Node, Shape
-from emulator.network.recorder import record
-from emulator.plan.partition import ELEMENT_COST, PartitionError, automatic, balanced, segment_costs, split
+from cnn_harness.emulator.network.network import Network, Node, Shape
+from cnn_harness.emulator.network.recorder import record
+from cnn_harness.emulator.plan.partition import ELEMENT_COST, PartitionError, automatic, balanced, segment_costs, split
 
 RN50_UNITS = (3, 4, 6, 3)
 
@@ -20,7 +20,7 @@ RN50_UNITS = (3, 4, 6, 3)
 @functools.cache
 def recorded(name, size, **changes):
     """Return the network of a model for ImageNet."""
-    module = importlib.import_module(f"Models.{name}")
+    module = importlib.import_module(f"cnn_harness.Models.{name}")
     fields = {field.name for field in dataclasses.fields(module.Options)}
     defaults = {key: value for key, value in module.DEFAULTS["imagenet"].items() if key in fields}
     options = module.Options(**{**defaults, "model_size": size, **changes})

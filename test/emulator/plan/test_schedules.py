@@ -8,8 +8,8 @@ from itertools import accumulate
 import pytest
 from gpipe import all_forwards_first
 
-from emulator.plan import schedules
-from emulator.plan.schedules import (
+from cnn_harness.emulator.plan import schedules
+from cnn_harness.emulator.plan.schedules import (
     SCHEDULES,
     Action,
     ScheduleError,

@@ -13,12 +13,12 @@ import commands
 import numpy as np
 import pytest
 
-from emulator.program import runtime
-from emulator.program.training_program import TrainingProgram
-from harness.commands import cli
-from harness.programs.build import training_program
-from harness.run.resolve import prepare
-from harness.run.run import Run
+from cnn_harness.emulator.program import runtime
+from cnn_harness.emulator.program.training_program import TrainingProgram
+from cnn_harness.harness.commands import cli
+from cnn_harness.harness.programs.build import training_program
+from cnn_harness.harness.run.resolve import prepare
+from cnn_harness.harness.run.run import Run
 
 FIXED = "--precision 32.32 --dataset fashion-mnist --model-size 8 --seed 3 --weight-decay 0 --loss-scaling 1"
 

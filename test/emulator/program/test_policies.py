@@ -11,16 +11,16 @@ import pytest
 import tensorflow.compat.v1 as tf
 from two_layers import BATCH, PASSES, features, loss, network, numbers
 
-import ipu_utils
-from emulator.plan import number_formats
-from emulator.plan.checkpoint_tensors import AMAX_HISTORY, LOSS_SCALE
-from emulator.plan.machine import Machine
-from emulator.plan.options import DeviceOptions
-from emulator.plan.plan import resolve
-from emulator.plan.precision import NAMED, Precision
-from emulator.program.loss_scale import BACK_OFF
-from emulator.program.update import AMAX_DECAY
-from harness.options.sections import TrainingOptions
+from cnn_harness import ipu_utils
+from cnn_harness.emulator.plan import number_formats
+from cnn_harness.emulator.plan.checkpoint_tensors import AMAX_HISTORY, LOSS_SCALE
+from cnn_harness.emulator.plan.machine import Machine
+from cnn_harness.emulator.plan.options import DeviceOptions
+from cnn_harness.emulator.plan.plan import resolve
+from cnn_harness.emulator.plan.precision import NAMED, Precision
+from cnn_harness.emulator.program.loss_scale import BACK_OFF
+from cnn_harness.emulator.program.update import AMAX_DECAY
+from cnn_harness.harness.options.sections import TrainingOptions
 
 KINDS = {
     "FP16": np.float16, "BF16": ml_dtypes.bfloat16, "FP32": np.float32, "e4m3fnuz": ml_dtypes.float8_e4m3fnuz,

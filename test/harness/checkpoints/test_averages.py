@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from commands import assert_same_bits, rows, run, succeed, variables
 
-from base.storage import locks
-from harness.checkpoints import averages, find, read, write
-from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
-from harness.options.sections import TrainingOptions
+from cnn_harness.base.storage import locks
+from cnn_harness.harness.checkpoints import averages, find, read, write
+from cnn_harness.harness.checkpoints.checkpoint import Checkpoint, CheckpointError
+from cnn_harness.harness.options.sections import TrainingOptions
 
 KINDS = (np.float16, np.float32, np.float64, np.int32, np.int64)
 BASE = (

@@ -14,15 +14,15 @@ import pytest
 import tensorflow.compat.v1 as tf
 from commands import assert_same_bits, run, succeed, variables
 
-from base.errors import OptionError
-from emulator.program.variables import ProgramVariables
-from harness.checkpoints import compatibility, conversion, read, run_record, write
-from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
-from harness.commands import cli
-from harness.options.update_rules import UPDATE_RULES
-from harness.programs.build import training_program
-from harness.run.resolve import prepare
-from harness.run.run import Run
+from cnn_harness.base.errors import OptionError
+from cnn_harness.emulator.program.variables import ProgramVariables
+from cnn_harness.harness.checkpoints import compatibility, conversion, read, run_record, write
+from cnn_harness.harness.checkpoints.checkpoint import Checkpoint, CheckpointError
+from cnn_harness.harness.commands import cli
+from cnn_harness.harness.options.update_rules import UPDATE_RULES
+from cnn_harness.harness.programs.build import training_program
+from cnn_harness.harness.run.resolve import prepare
+from cnn_harness.harness.run.run import Run
 
 BASE = "--precision 32.32 --dataset fashion-mnist --model-size 8 --batch-size 8 --seed 3 --optimiser momentum --no-validation --iterations 4"
 

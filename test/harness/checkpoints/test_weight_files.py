@@ -17,11 +17,11 @@ import h5py
 import numpy as np
 import pytest
 
-from base import bounds, plugins
-from harness.checkpoints import weights_file
-from harness.checkpoints.weights_file import NpzError
-from tools import import_weights, weight_files, weight_names
-from tools.architectures import ImportFailure
+from cnn_harness.base import bounds, plugins
+from cnn_harness.harness.checkpoints import weights_file
+from cnn_harness.harness.checkpoints.weights_file import NpzError
+from cnn_harness.tools import import_weights, weight_files, weight_names
+from cnn_harness.tools.architectures import ImportFailure
 
 REFERENCES = plugins.ROOT / "test/references"
 KERNEL = np.arange(24, dtype=np.float32).reshape(2, 3, 4)

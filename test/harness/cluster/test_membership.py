@@ -14,11 +14,11 @@ import pytest
 import yaml
 from slurm_tasks import OF_STEPS, TASK, found, task
 
-from base import plugins
-from base.errors import OptionError
-from harness.cluster import membership, slurm
-from harness.cluster.cluster import Cluster
-from harness.commands import cli
+from cnn_harness.base import plugins
+from cnn_harness.base.errors import OptionError
+from cnn_harness.harness.cluster import membership, slurm
+from cnn_harness.harness.cluster.cluster import Cluster
+from cnn_harness.harness.commands import cli
 
 PAGE = (plugins.ROOT / "docs" / "schedulers.md").read_text()
 HOSTS = ["h0:2222", "h1:2222", "h2:2222"]

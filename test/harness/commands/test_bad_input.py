@@ -15,12 +15,12 @@ import pytest
 from commands import Result, run, succeed
 from PIL import Image
 
-from base import plugins
-from harness.checkpoints import read, run_record, write
-from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
-from harness.commands import entry
-from harness.options.call import Call
-from harness.run import recorded_arguments
+from cnn_harness.base import plugins
+from cnn_harness.harness.checkpoints import read, run_record, write
+from cnn_harness.harness.checkpoints.checkpoint import Checkpoint, CheckpointError
+from cnn_harness.harness.commands import entry
+from cnn_harness.harness.options.call import Call
+from cnn_harness.harness.run import recorded_arguments
 
 ROOT = plugins.ROOT
 SCRIPTS = ("train", "validation", "restore")
@@ -362,7 +362,7 @@ def without_manifests(finished, tmp_path) -> Path:
 ASK = """
 import sys
 sys.path.insert(0, {root!r})
-from harness.commands import answers, entry
+from cnn_harness.harness.commands import answers, entry
 import {script}
 code = answers.run_command({script!r}, {script}.main, sys.argv[1:])
 assert not [name for name in sys.modules if name.split(".")[0] == "tensorflow"], "TensorFlow was imported"

@@ -17,15 +17,15 @@ import pytest
 from commands import run, succeed
 from PIL import Image
 
-from base import plugins, version
-from base.errors import Answered, DataError, OptionError
-from emulator.native import library
-from emulator.plan.options import PASSES
-from harness.commands import cli, entry, hints
-from harness.options import call, catalogue, configs
-from harness.options.call import Call, Parsed
-from harness.options.other_names import OTHER_NAMES, OTHER_VALUES
-from harness.options.sources import DEFAULT_CONFIG_PATH
+from cnn_harness.base import plugins, version
+from cnn_harness.base.errors import Answered, DataError, OptionError
+from cnn_harness.emulator.native import library
+from cnn_harness.emulator.plan.options import PASSES
+from cnn_harness.harness.commands import cli, entry, hints
+from cnn_harness.harness.options import call, catalogue, configs
+from cnn_harness.harness.options.call import Call, Parsed
+from cnn_harness.harness.options.other_names import OTHER_NAMES, OTHER_VALUES
+from cnn_harness.harness.options.sources import DEFAULT_CONFIG_PATH
 
 CIFAR = ("--dataset", "cifar-10")
 IMAGENET = "--dataset imagenet --data-dir nowhere"  # parsing opens no data
@@ -657,8 +657,8 @@ def test_disabled_switch_is_not_given(off):
 COUNTING = """
 import atexit, runpy, sys
 from collections import Counter
-from harness.commands import cli
-from harness.options.call import Call
+from cnn_harness.harness.commands import cli
+from cnn_harness.harness.options.call import Call
 module, *sys.argv[1:] = sys.argv[1:]
 counts = Counter()
 

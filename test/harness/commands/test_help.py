@@ -8,10 +8,10 @@ import pytest
 from commands import run, succeed
 from PIL import Image
 
-from base import plugins
-from harness.commands import cli
-from harness.options import option_help
-from harness.options.call import Call
+from cnn_harness.base import plugins
+from cnn_harness.harness.commands import cli
+from cnn_harness.harness.options import option_help
+from cnn_harness.harness.options.call import Call
 
 SCRIPTS = ("train", "validation", "restore", "inference_embedded")
 TITLES = {"resnet": "ResNet", "resnext": "ResNeXt", "squeezenet": "SqueezeNet", "efficientnet": "EfficientNet"}

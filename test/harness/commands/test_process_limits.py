@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from base import plugins
-from base.process import command_line
-from harness.commands import gc_profile
-from harness.reports import profile
-from log import RunLog
+from cnn_harness.base import plugins
+from cnn_harness.base.process import command_line
+from cnn_harness.harness.commands import gc_profile
+from cnn_harness.harness.reports import profile
+from cnn_harness.log import RunLog
 
 ROOT = plugins.ROOT
 
@@ -57,7 +57,7 @@ def test_other_errors_keep_their_traceback(error):
 
 @pytest.mark.parametrize("error", ["MemoryError()", "ImportError('libx.so: failed to map segment from shared object')"])
 def test_exhausted_memory_at_start_is_one_line(error):
-    code = f"from base.process import early_exit; early_exit.install('cnn runs'); raise {error}"
+    code = f"from cnn_harness.base.process import early_exit; early_exit.install('cnn runs'); raise {error}"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1 and re.fullmatch(r"cnn runs: error: .*: .*ulimit -v.*\n", done.stderr)
 
@@ -76,8 +76,8 @@ def test_full_disk_error_names_log(tmp_path):
 UNHEARD = """
 import sys
 from pathlib import Path
-from base.process import command_line
-from log import RunLog
+from cnn_harness.base.process import command_line
+from cnn_harness.log import RunLog
 
 def main(words):
     log = RunLog(Path(words[0]))

@@ -19,12 +19,12 @@ from pathlib import Path
 import pytest
 from commands import assert_same_bits, run, succeed, timeless, variables
 
-from base import plugins
-from base.process.early_exit import BEFORE
-from base.process.signals import Signals, StopRequest, TolerantStream
-from emulator.plan.plan import PlanError
-from harness.checkpoints import read
-from harness.programs import build_or_load
+from cnn_harness.base import plugins
+from cnn_harness.base.process.early_exit import BEFORE
+from cnn_harness.base.process.signals import Signals, StopRequest, TolerantStream
+from cnn_harness.emulator.plan.plan import PlanError
+from cnn_harness.harness.checkpoints import read
+from cnn_harness.harness.programs import build_or_load
 
 ROOT = plugins.ROOT
 # one host step of 16 updates with several micro-batches each: no event is due in between
@@ -234,7 +234,7 @@ def test_signal_during_imports_is_one_line(k, path):
 
 IN_A_COMMAND = """
 import os, signal, sys, threading, time
-from base.process import command_line, early_exit
+from cnn_harness.base.process import command_line, early_exit
 me = os.getpid()
 early_exit.install("it")
 def main(words):

@@ -13,9 +13,9 @@ import pytest
 from commands import assert_same_bits, run, succeed, variables
 from figures import checked
 
-from base.storage import run_files
-from emulator.numerics.observation import Observation
-from harness.diagnostics import numerics
+from cnn_harness.base.storage import run_files
+from cnn_harness.emulator.numerics.observation import Observation
+from cnn_harness.harness.diagnostics import numerics
 
 WORDS = [
     "--dataset",

@@ -12,7 +12,7 @@ import pytest
 from commands import run, succeed
 from PIL import Image
 
-from harness.evaluation import inference_record
+from cnn_harness.harness.evaluation import inference_record
 
 NAMES = ["ant", "bee", "größe"]
 

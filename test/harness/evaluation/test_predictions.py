@@ -14,10 +14,10 @@ from commands import run, succeed
 from PIL import Image
 from streams import joined, take
 
-from harness.commands import cli
-from harness.evaluation import photo_predictions
-from harness.programs import build
-from harness.run.resolve import prepare
+from cnn_harness.harness.commands import cli
+from cnn_harness.harness.evaluation import photo_predictions
+from cnn_harness.harness.programs import build
+from cnn_harness.harness.run.resolve import prepare
 
 CLASSES = 10
 

@@ -20,17 +20,17 @@ import tensorflow.compat.v1 as tf
 from commands import Result, succeed
 from PIL import Image
 
-from base import plugins
-from Datasets._spec import ReadRequest
-from Datasets.formats import preprocessing
-from Datasets.pipeline import image_files
-from Datasets.sources.registry import published_spec
-from harness.checkpoints import find, read
-from harness.export import comparison, export_options, file_formats, network, predict
-from harness.export.comparison import FP16, FP32, INT8
-from harness.export.file_formats import FORMATS
-from harness.programs import build
-from tools import export
+from cnn_harness.base import plugins
+from cnn_harness.Datasets._spec import ReadRequest
+from cnn_harness.Datasets.formats import preprocessing
+from cnn_harness.Datasets.pipeline import image_files
+from cnn_harness.Datasets.sources.registry import published_spec
+from cnn_harness.harness.checkpoints import find, read
+from cnn_harness.harness.export import comparison, export_options, file_formats, network, predict
+from cnn_harness.harness.export.comparison import FP16, FP32, INT8
+from cnn_harness.harness.export.file_formats import FORMATS
+from cnn_harness.harness.programs import build
+from cnn_harness.tools import export
 
 OWN = "savedmodel,frozen,tflite"  # formats of TensorFlow itself
 needs_onnx = pytest.mark.skipif(
@@ -264,7 +264,7 @@ def test_wrong_input_is_one_line(trained, words, named):
 
 def test_help_and_errors_need_no_tensorflow():
     code = (
-        "import sys; from tools import export\n"
+        "import sys; from cnn_harness.tools import export\n"
         "assert export.script(['--help']) == 0 and export.script(['efficientnet-lite0', '--to', 'onxx']) == 2\n"
         "assert export.script(['efficientnet-lite0', '--hel']) == 0\n"
         "assert export.script(['efficientnet-lite0', '--to', 'frozen', '--dry-run']) == 0\n"

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from base.errors import DataError, OptionError
-from harness.commands import cli
-from harness.options import configs
-from harness.options.call import DEFAULT_CONFIG_PATH, Parsed
-from harness.run.resolve import prepare
+from cnn_harness.base.errors import DataError, OptionError
+from cnn_harness.harness.commands import cli
+from cnn_harness.harness.options import configs
+from cnn_harness.harness.options.call import DEFAULT_CONFIG_PATH, Parsed
+from cnn_harness.harness.run.resolve import prepare
 
 # Modelled on MEME's configs.yml: strings for numbers, lists of memory proportions, one mapping with
 # several merges

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.options.keyword_form import in_python
+from cnn_harness.harness.options.keyword_form import in_python
 
 
 @pytest.mark.parametrize(

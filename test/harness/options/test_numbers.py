@@ -8,16 +8,16 @@ import re
 import pytest
 from commands import run
 
-from base import plugins
-from base.errors import OptionError
-from base.process import command_line
-from base.process.command_line import UsageError
-from harness.cluster import membership
-from harness.cluster.membership import TF_CONFIG
-from harness.commands import cli, gc_info
-from harness.processes import poprun_options
-from LR_Schedules import stepped
-from tools.datasets import convert
+from cnn_harness.base import plugins
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.process import command_line
+from cnn_harness.base.process.command_line import UsageError
+from cnn_harness.harness.cluster import membership
+from cnn_harness.harness.cluster.membership import TF_CONFIG
+from cnn_harness.harness.commands import cli, gc_info
+from cnn_harness.harness.processes import poprun_options
+from cnn_harness.LR_Schedules import stepped
+from cnn_harness.tools.datasets import convert
 
 NO_NUMBERS = [
     "１２",

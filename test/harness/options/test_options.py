@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 from commands import program, run, succeed
 
-from base import plugins
-from base.storage import tables
-from emulator.plan.options import DeviceOptions
-from harness.commands import cli
-from harness.options.catalogue import Option, section_options
-from harness.options.sections import SECTIONS
-from harness.run.resolve import prepare
-from harness.run.run import Run
-from harness.training.loop import TrainingLoop
+from cnn_harness.base import plugins
+from cnn_harness.base.storage import tables
+from cnn_harness.emulator.plan.options import DeviceOptions
+from cnn_harness.harness.commands import cli
+from cnn_harness.harness.options.catalogue import Option, section_options
+from cnn_harness.harness.options.sections import SECTIONS
+from cnn_harness.harness.run.resolve import prepare
+from cnn_harness.harness.run.run import Run
+from cnn_harness.harness.training.loop import TrainingLoop
 
 EMULATOR = plugins.ROOT / "emulator"
 SCHEDULES = plugins.names("LR_Schedules")

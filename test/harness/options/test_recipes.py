@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from base.errors import OptionError
-from base.process import command_line
-from harness.cluster import membership
-from harness.commands import cli
-from harness.options import configs
-from harness.options.releases import VINTAGES, version
-from harness.options.sources import DEFAULT_CONFIG_PATH
-from harness.run.recorded_arguments import arguments
-from harness.run.resolve import prepare
-from harness.run.run import Run
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.process import command_line
+from cnn_harness.harness.cluster import membership
+from cnn_harness.harness.commands import cli
+from cnn_harness.harness.options import configs
+from cnn_harness.harness.options.releases import VINTAGES, version
+from cnn_harness.harness.options.sources import DEFAULT_CONFIG_PATH
+from cnn_harness.harness.run.recorded_arguments import arguments
+from cnn_harness.harness.run.resolve import prepare
+from cnn_harness.harness.run.run import Run
 
 pytestmark = pytest.mark.usefixtures("read_once")
 

@@ -9,9 +9,9 @@ import sys
 import pytest
 from instances import ROOT
 
-from base.errors import OptionError
-from harness.cluster.cluster import Cluster
-from harness.processes import bind_address
+from cnn_harness.base.errors import OptionError
+from cnn_harness.harness.cluster.cluster import Cluster
+from cnn_harness.harness.processes import bind_address
 
 V4, V6 = "10.1.2.3", "fd00::1:2"
 HOSTS = {
@@ -66,7 +66,7 @@ def test_address_of_another_host_is_rejected(asked, part, network):
 
 IN_A_NETWORK_OF_ITS_OWN = """
 import ipaddress, socket
-from harness.processes import bind_address
+from cnn_harness.harness.processes import bind_address
 
 def reached(address):
     try:

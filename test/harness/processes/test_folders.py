@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from harness.cluster.cluster import Cluster
-from harness.options.sections import CheckpointOptions, LoggingOptions
-from harness.processes import folders
+from cnn_harness.harness.cluster.cluster import Cluster
+from cnn_harness.harness.options.sections import CheckpointOptions, LoggingOptions
+from cnn_harness.harness.processes import folders
 
 
 @dataclass(frozen=True)

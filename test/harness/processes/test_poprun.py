@@ -19,11 +19,11 @@ import pytest
 from commands import Result
 from instances import ROOT, mpi
 
-import poprun
-from base.errors import OptionError
-from base.process import command_line
-from emulator.plan import ipu_ids
-from harness.processes import launch, poprun_options
+from cnn_harness import poprun
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.process import command_line
+from cnn_harness.emulator.plan import ipu_ids
+from cnn_harness.harness.processes import launch, poprun_options
 
 PLACE = (  # in one write: an unbuffered print writes line and newline separately, and instances would mix
     "import os, popdist as p; p.init(); p.checkNumIpusPerReplica(1);"
@@ -198,7 +198,7 @@ def test_ctrl_c_reaches_instances_once():
 SAVING = """
 import os, pathlib, sys, time
 sys.path.insert(0, sys.argv[1])
-from base.process import command_line, signals
+from cnn_harness.base.process import command_line, signals
 index = os.environ.get("POPDIST_LOCAL_INSTANCE_INDEX") or os.environ["OMPI_COMM_WORLD_RANK"]  # of poprun or mpirun
 place = pathlib.Path(sys.argv[2], index)
 def main(words):

@@ -7,14 +7,14 @@ import re
 import pytest
 from commands import rows, run, succeed
 
-from base.storage.locks import is_locked
-from harness.commands import cli
-from harness.programs import embedded
-from harness.programs.build import frozen_program, validation_batches_uint8
-from harness.programs.embedded import Served, load
-from harness.run.resolve import prepare
-from ipu_utils import FrozenProgram
-from log import RunLog
+from cnn_harness.base.storage.locks import is_locked
+from cnn_harness.harness.commands import cli
+from cnn_harness.harness.programs import embedded
+from cnn_harness.harness.programs.build import frozen_program, validation_batches_uint8
+from cnn_harness.harness.programs.embedded import Served, load
+from cnn_harness.harness.run.resolve import prepare
+from cnn_harness.ipu_utils import FrozenProgram
+from cnn_harness.log import RunLog
 
 NET = "--dataset fashion-mnist --model resnet --model-size 8 --batch-size 50"
 

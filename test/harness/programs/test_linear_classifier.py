@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from harness.programs.linear_classifier import choose_penalty, fit
+from cnn_harness.harness.programs.linear_classifier import choose_penalty, fit
 
 ONES = np.ones(90)  # sample weights
 
@@ -44,7 +44,7 @@ def test_cross_validation_separates_noise_from_structure():
 
 def test_cross_validation_covers_all_classes(monkeypatch):
     """The order of the samples does not matter. Only every fifth sample is used in the search."""
-    monkeypatch.setattr("harness.programs.linear_classifier.MAX_SEARCHED", 40)
+    monkeypatch.setattr("cnn_harness.harness.programs.linear_classifier.MAX_SEARCHED", 40)
     x, labels = clusters(200, 20, 5, 3.0)
     in_turn = choose_penalty(x, labels, 5, np.ones(200))
     by_class = np.argsort(labels, kind="stable")

@@ -13,15 +13,15 @@ import pytest
 import tensorflow.compat.v1 as tf
 from commands import assert_same_bits, succeed, variables, without_waits
 
-from base import plugins
-from base.tracing import compiled, compiling_ahead
-from emulator.program.optimised_graph import OptimisedGraph
-from emulator.program.runtime import new_graph
-from harness.commands import cli
-from harness.programs import program_cache
-from harness.programs.program_cache import DiskCacheEntry
-from harness.run.resolve import prepare
-from harness.run.run import Run
+from cnn_harness.base import plugins
+from cnn_harness.base.tracing import compiled, compiling_ahead
+from cnn_harness.emulator.program.optimised_graph import OptimisedGraph
+from cnn_harness.emulator.program.runtime import new_graph
+from cnn_harness.harness.commands import cli
+from cnn_harness.harness.programs import program_cache
+from cnn_harness.harness.programs.program_cache import DiskCacheEntry
+from cnn_harness.harness.run.resolve import prepare
+from cnn_harness.harness.run.run import Run
 
 ROOT = plugins.ROOT
 SMALL = ("--dataset", "fashion-mnist", "--model-size", 8, "--micro-batch-size", 4, "--gradient-accumulation-count", 2,
@@ -159,7 +159,7 @@ def test_least_recently_used_are_removed(tmp_path):
 
 def test_options_outside_key_reach_no_graph():
     """The graphs of two runs that differ in all of these options are equal."""
-    from harness.programs.build import training_program
+    from cnn_harness.harness.programs.build import training_program
 
     class Caught(Exception):
         pass

@@ -18,9 +18,9 @@ from commands import rows as csv_rows
 from commands import run, succeed
 from PIL import Image
 
-from base import plugins
-from base.storage import tables
-from harness.report_page import run_folder, run_page, validation_results
+from cnn_harness.base import plugins
+from cnn_harness.base.storage import tables
+from cnn_harness.harness.report_page import run_folder, run_page, validation_results
 
 CLASSES = ("<script>alert(1)<", 'b "quoted" & co', "c")
 NETWORK = (
@@ -261,7 +261,7 @@ def test_no_run_is_one_line(kind, plain):
 
 def test_help_and_rows_need_no_tensorflow(plain):
     code = (
-        "import sys; from harness.commands import answers; from tools import report\n"
+        "import sys; from cnn_harness.harness.commands import answers; from cnn_harness.tools import report\n"
         "assert answers.run_command('report', report.main, [sys.argv[1], '--no-evaluation']) == 0\n"
         "assert 'tensorflow' not in sys.modules\n"
         "answers.run_command('report', report.main, ['--help'])"

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from figures import SVG, checked
 
-from base import plugins
-from harness.reports import chart
-from harness.reports.chart import ALL, Box, Curves, Dot, Line, Rows, span, thinned, ticks
-from tools import simulate_groups
+from cnn_harness.base import plugins
+from cnn_harness.harness.reports import chart
+from cnn_harness.harness.reports.chart import ALL, Box, Curves, Dot, Line, Rows, span, thinned, ticks
+from experiments import simulate_groups
 
 LONG = "a rather long name of a run & its <settings> " * 3
 

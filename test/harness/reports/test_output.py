@@ -7,12 +7,12 @@ import importlib
 import pytest
 from commands import SCRIPTS, run, succeed
 
-from base.errors import OptionError
-from base.storage import run_files, tables
-from harness.diagnostics import numerics
-from harness.evaluation import inference_record
-from harness.report_page import run_page
-from harness.reports import output, profile
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.storage import run_files, tables
+from cnn_harness.harness.diagnostics import numerics
+from cnn_harness.harness.evaluation import inference_record
+from cnn_harness.harness.report_page import run_page
+from cnn_harness.harness.reports import output, profile
 
 
 @pytest.fixture
@@ -57,8 +57,8 @@ def test_other_files_are_written_through_links(a_run, tmp_path):
         ("plan", "--config quickstart --json", '{"name": 1}'),
         ("plan", "--config quickstart --html", "<!DOCTYPE html>"),
         ("report", "{run} --no-evaluation --html", "<!DOCTYPE html>"),
-        ("tools.simulate_groups", "--output", "<svg"),
-        ("tools.fit_planner", "--svg", None),  # takes minutes
+        ("experiments.simulate_groups", "--output", "<svg"),
+        ("cnn_harness.tools.fit_planner", "--svg", None),  # takes minutes
         ("train", "--config quickstart --profile", None),
     ],
 )

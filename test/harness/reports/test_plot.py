@@ -7,13 +7,13 @@ import xml.etree.ElementTree as ET
 import pytest
 from figures import SVG, checked
 
-from base.errors import OptionError
-from base.process import command_line
-from base.storage.tables import TRAINING_COLUMNS
-from harness.reports import chart, training_chart
-from harness.reports.training_chart import comparison_panels, run_svg, text_curve, whole_steps, write_run_svg
-from harness.run import validations
-from tools import compare_runs
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.process import command_line
+from cnn_harness.base.storage.tables import TRAINING_COLUMNS
+from cnn_harness.harness.reports import chart, training_chart
+from cnn_harness.harness.reports.training_chart import comparison_panels, run_svg, text_curve, whole_steps, write_run_svg
+from cnn_harness.harness.run import validations
+from cnn_harness.tools import compare_runs
 
 COLUMNS = ("step", "iteration", "epoch", "lr", "loss_batch", "loss_avg", "train_acc_batch", "train_acc_avg")
 BATCHES, AVERAGE, LOSS = (0, "#a9c4e4"), (0, "#1f5a99"), (0, "#c4561a")

@@ -18,16 +18,16 @@ from commands import assert_same_bits, rows, run, succeed, variables
 from figures import SVG, checked
 from gpipe import all_forwards_first
 
-from base import plugins
-from emulator.plan import schedules, timings
-from emulator.plan.plan import ExecutionPlan
-from emulator.plan.schedules import Action
-from emulator.plan.timings import CellTiming
-from emulator.program.training_program import Profile
-from harness.commands import cli, gc_profile
-from harness.programs.build import training_program
-from harness.reports import timeline
-from harness.run.resolve import prepare
+from cnn_harness.base import plugins
+from cnn_harness.emulator.plan import schedules, timings
+from cnn_harness.emulator.plan.plan import ExecutionPlan
+from cnn_harness.emulator.plan.schedules import Action
+from cnn_harness.emulator.plan.timings import CellTiming
+from cnn_harness.emulator.program.training_program import Profile
+from cnn_harness.harness.commands import cli, gc_profile
+from cnn_harness.harness.programs.build import training_program
+from cnn_harness.harness.reports import timeline
+from cnn_harness.harness.run.resolve import prepare
 
 ROOT = plugins.ROOT
 RESNET = "--precision 32.32 --dataset fashion-mnist --model-size 8 --batch-size 8 --seed 3 --fold 1"
@@ -72,7 +72,7 @@ def test_stages_overlap_if_schedule_allows(scheduled):
 
 def test_missing_gates_break_order(monkeypatch):
     """Without the gates, cells run as soon as their data allows, and the check notices."""
-    from emulator.program.cells import Cells
+    from cnn_harness.emulator.program.cells import Cells
 
     monkeypatch.setattr(Cells, "_gates", lambda self, stage, kind, x: [])
     plan, found = profiled(f"{STAGED} --pipeline-schedule Interleaved".replace("count 10", "count 24"))
@@ -175,7 +175,7 @@ def test_profile_explains_time_before_first_update(tmp_path):
 
 def test_gc_profile_runs_command(tmp_path):
     words = [*RESNET.split(), "--iterations", "3", "--no-validation", "--no-logs"]
-    tool = [sys.executable, "-m", "harness.commands.gc_profile", "-d", str(tmp_path / "kept")]
+    tool = [sys.executable, "-m", "cnn_harness.harness.commands.gc_profile", "-d", str(tmp_path / "kept")]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [*tool, "--", sys.executable, str(ROOT / "train.py"), *words, "--gc-profile", "DEVICE_PROFILE"]
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300, check=False)

@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-import train
-from base import host_limits, plugins
-from base.errors import Answered
-from base.host_limits import ADDRESSES, DATA, RESIDENT, Limit
-from emulator.plan import host_memory
-from harness.commands import answers, entry
-from harness.options.call import Call
-from harness.run.resolve import prepare
+import cnn_harness.train as train
+from cnn_harness.base import host_limits, plugins
+from cnn_harness.base.errors import Answered
+from cnn_harness.base.host_limits import ADDRESSES, DATA, RESIDENT, Limit
+from cnn_harness.emulator.plan import host_memory
+from cnn_harness.harness.commands import answers, entry
+from cnn_harness.harness.options.call import Call
+from cnn_harness.harness.run.resolve import prepare
 
 ROOT = plugins.ROOT
 R50 = "--model resnet --model-size 50 --dataset imagenet --generated-data --optimiser momentum --no-validation"

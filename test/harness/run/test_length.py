@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from harness.run.length import TrainingLength
+from cnn_harness.harness.run.length import TrainingLength
 
 
 def of(iterations=None, *, images=1000, global_batch=10, **rest):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from commands import arguments, assert_same_bits, run, succeed, variables
 
-from base.errors import OptionError
-from emulator.native import library
-from emulator.plan.machine import Machine
-from harness.commands import cli
-from harness.run import processor
-from harness.run.resolve import prepare
-from harness.run.run import Run
+from cnn_harness.base.errors import OptionError
+from cnn_harness.emulator.native import library
+from cnn_harness.emulator.plan.machine import Machine
+from cnn_harness.harness.commands import cli
+from cnn_harness.harness.run import processor
+from cnn_harness.harness.run.resolve import prepare
+from cnn_harness.harness.run.run import Run
 
 PLAIN, AMX, AVX, ARM = (
     "flags\t: fma avx512f",

@@ -10,11 +10,11 @@ import photos
 import pytest
 from commands import run
 
-from base import plugins
-from base.errors import OptionError
-from harness.commands import cli
-from harness.options.sections import SECTIONS
-from harness.run.resolve import prepare
+from cnn_harness.base import plugins
+from cnn_harness.base.errors import OptionError
+from cnn_harness.harness.commands import cli
+from cnn_harness.harness.options.sections import SECTIONS
+from cnn_harness.harness.run.resolve import prepare
 
 TWO = json.dumps({"cluster": {"worker": ["a:1", "b:2"]}, "task": {"index": 0}})
 BASE = "--dataset cifar-10 --generated-data --model-size 8"

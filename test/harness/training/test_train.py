@@ -17,11 +17,11 @@ import small_sets
 import tensorflow.compat.v1 as tf
 from commands import arguments, assert_same_bits, moved, rows, run, succeed, timeless, variables
 
-from base import plugins
-from harness.commands import cli
-from harness.run import validations
-from harness.run.resolve import prepare
-from harness.training.meter import TimeLeft
+from cnn_harness.base import plugins
+from cnn_harness.harness.commands import cli
+from cnn_harness.harness.run import validations
+from cnn_harness.harness.run.resolve import prepare
+from cnn_harness.harness.training.meter import TimeLeft
 
 ROOT = plugins.ROOT
 SMALL = ("--precision", "32.32", "--dataset", "cifar-10", "--model-size", "8", "--optimiser", "momentum", "--lr-schedule", "cosine",
