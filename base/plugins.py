@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 
+import cnn_harness
 from cnn_harness.base.errors import OptionError
 from cnn_harness.base.fields import decimal_number, short
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(cnn_harness.ROOT).resolve()
 _LONGEST_NAME = 100  # longer names are not compared, because the time grows with the square of the length
 WHAT = {"Models": "model", "LR_Schedules": "learning-rate schedule", "Datasets": "data set"}
 
@@ -30,7 +32,7 @@ def load(folder: str, name: str, where: str = "") -> ModuleType:
             f"{near or did_you_mean(name, names(folder))}",
             f"Available: {', '.join(names(folder))}",
         )
-    return __import__(f"{folder}.{name}", fromlist=("Options",))  # works in an installed package too
+    return importlib.import_module(f"cnn_harness.{folder}.{name}")
 
 
 def _with_size(name: str, known: list[str]) -> str:

@@ -1,9 +1,4 @@
-"""The console commands of an installation: cnn, poprun, gc-profile and gc-info.
-
-Modules import each other by their names in a checkout, such as base and train. In an installation, all modules are in one
-package. The package's folder comes first in sys.path, so that no file of the working directory or of another project
-replaces them.
-"""
+"""The console commands of an installation: cnn, poprun, gc-profile and gc-info."""
 
 from __future__ import annotations
 
@@ -11,7 +6,6 @@ import os
 import runpy
 import sys
 
-HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _HELP, _VERSION, _LIST = ("-h", "--help", "help"), ("--version", "version"), "--list-configs"
 
 
@@ -52,10 +46,7 @@ def gc_info() -> None:
 
 
 def _begin(prog: str) -> None:
-    """Put the package's folder first in sys.path, where Python puts the script's folder. From now on, a signal ends the
-    command with a one-line message."""
-    has_script_folder = not (sys.flags.isolated or getattr(sys.flags, "safe_path", False))
-    sys.path[: int(has_script_folder)] = [HERE]
+    """From now on, a signal ends the command with a one-line message."""
     from cnn_harness.base.process import early_exit
 
     early_exit.install(prog)
@@ -88,7 +79,7 @@ def _run(prog: str, path: str) -> None:
 
         print(f"{prog} {name}: error: {command_line.escaped_message(error)}", file=sys.stderr)
         sys.exit(2)
-    runpy.run_module(row.module, run_name="__main__", alter_sys=True)
+    runpy.run_module(f"{commands.PACKAGE}.{row.module}", run_name="__main__", alter_sys=True)
 
 
 def _answer(words: list[str]) -> int:

@@ -6,19 +6,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
+import cnn_harness
 from cnn_harness.base.errors import OptionError
 from cnn_harness.base.fields import escaped
 
 _ANSWERED = ("--predict", "-h", "--help", "--version", "--list-configs")  # with these options, `cnn predict` needs no photos
 PACKAGE = "cnn_harness"  # the only folder with code that an installation creates in site-packages
-_ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def _same(words: list[str]) -> list[str]:
@@ -184,4 +184,4 @@ def in_shell(arguments: Sequence[str]) -> str:
 
 def in_checkout() -> bool:
     """Return whether the code is a checkout rather than an installed package."""
-    return (_ROOT / "pyproject.toml").is_file()
+    return os.path.isfile(os.path.join(cnn_harness.ROOT, "pyproject.toml"))
