@@ -1,6 +1,6 @@
-"""Worker process of benchmarks/peers.py that runs Keras on random images: `fit` for training, a compiled call for inference.
+"""Worker process of bench/peers.py that runs Keras on random images: `fit` for training, a compiled call for inference.
 
-Call: python benchmarks/_keras_worker.py NETWORK SIDE BATCH UPDATES [--jit] [--inference]. SIDE is the height and width of an
+Call: python -m bench._keras_worker NETWORK SIDE BATCH UPDATES [--jit] [--inference]. SIDE is the height and width of an
 image. When the worker is ready, it prints its version. For each line of standard input, it runs UPDATES batches and prints
 the speed.
 """
@@ -9,13 +9,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
-from pathlib import Path
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 import keras
 import numpy as np
 import tensorflow as tf

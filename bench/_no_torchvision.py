@@ -4,29 +4,15 @@ timm imports torchvision, but timm's networks do not need it. A real torchvision
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
 import sys
-from types import ModuleType
+from importlib.machinery import ModuleSpec
 from unittest.mock import MagicMock
 
+_IMPORTED = (  # by timm
+    "torchvision", "torchvision.datasets", "torchvision.models", "torchvision.models.feature_extraction", "torchvision.ops",
+    "torchvision.ops.misc", "torchvision.transforms", "torchvision.transforms.functional", "torchvision.utils",
+)  # fmt: skip
 
-class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Import hook that returns mock modules for torchvision."""
-
-    def find_spec(self, name: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
-        """Return a spec for torchvision and its submodules, None for any other module."""
-        found = name.split(".")[0] == "torchvision"
-        return importlib.machinery.ModuleSpec(name, self, is_package=True) if found else None
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        """Return a mock module, in which every name exists."""
-        module = MagicMock(name=spec.name)
-        module.__path__, module.__spec__, module.__name__ = [], spec, spec.name
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Do nothing, because the mock module is complete."""
-
-
-sys.meta_path.insert(0, StandIn())
+for _name in _IMPORTED:
+    sys.modules[_name] = MagicMock(name=_name)  # every name exists in it
+    sys.modules[_name].__spec__ = ModuleSpec(_name, None)

@@ -41,7 +41,7 @@ def ours(words: Sequence[str], updates: int = 1, inference: bool = False) -> lis
     """Return the command of a worker that runs this harness with these options of train.py. Each round has `updates` weight
     updates, or `updates` micro-batches of inference."""
     mode = ["--inference"] if inference else []
-    return [sys.executable, str(Path(__file__).with_name("_worker.py")), *mode, str(updates), *words]
+    return [sys.executable, "-m", "bench._worker", *mode, str(updates), *words]
 
 
 class Worker:

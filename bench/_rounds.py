@@ -1,4 +1,4 @@
-"""Worker side of the protocol of benchmarks/_paired.py: print a description, then answer each line of standard input."""
+"""Worker side of the protocol of bench/_paired.py: print a description, then answer each line of standard input."""
 
 from __future__ import annotations
 

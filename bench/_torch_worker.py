@@ -1,6 +1,6 @@
-"""Worker process of benchmarks/peers.py that runs PyTorch with the networks of timm on random images.
+"""Worker process of bench/peers.py that runs PyTorch with the networks of timm on random images.
 
-Call: python benchmarks/_torch_worker.py NETWORK SIDE BATCH UPDATES ACCUMULATION [--last] [--compile] [--autocast]
+Call: python -m bench._torch_worker NETWORK SIDE BATCH UPDATES ACCUMULATION [--last] [--compile] [--autocast]
 [--inference]. SIDE is the height and width of an image. When the worker is ready, it prints its version. For each line of
 standard input, it runs UPDATES weight updates, or as many inference batches, and prints the speed.
 """
@@ -8,11 +8,7 @@ standard input, it runs UPDATES weight updates, or as many inference batches, an
 from __future__ import annotations
 
 import argparse
-import sys
 from functools import partial
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import _no_torchvision, _rounds  # noqa: F401
 from cnn_harness.base.process import command_line

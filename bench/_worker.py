@@ -1,6 +1,6 @@
 """Worker process of the benchmarks that runs this harness.
 
-Call: python benchmarks/_worker.py [--inference] UPDATES OPTION... with options of train.py. In each round, the worker trains
+Call: python -m bench._worker [--inference] UPDATES OPTION... with options of train.py. In each round, the worker trains
 for UPDATES weight updates. With --inference, it runs UPDATES micro-batches in a frozen program.
 """
 
@@ -8,11 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import _rounds
 from cnn_harness.base import version as versions

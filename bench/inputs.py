@@ -3,7 +3,7 @@
 The pipeline is compared with TensorFlow's own operations, and with PIL in worker processes. With a slow disk, the second
 epoch, which reads from memory, is compared with the first.
 
-python benchmarks/inputs.py [--rounds 7] [--images 512]
+python -m bench.inputs [--rounds 7] [--images 512]
 
 The pipelines take turns in this process. Each ratio compares two neighbouring rounds.
 """
@@ -21,8 +21,6 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import tensorflow.compat.v1 as tf

@@ -2,17 +2,14 @@
 
 The benchmark measures the speed, the bytes sent for each weight update, and the start-up time.
 
-python benchmarks/instances.py [--rounds 9]
+python -m bench.instances [--rounds 9]
 """
 
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import _paired
 from cnn_harness.harness.commands import cli

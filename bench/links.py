@@ -3,7 +3,7 @@
 The times are compared with the estimate of docs/distributed.md. Each emulated host has a network namespace on a virtual
 switch, and a token bucket limits its sending rate. The benchmark needs Linux, root, `ip` and `tc`.
 
-python benchmarks/links.py [--instances 4] [--rounds 7]
+python -m bench.links [--instances 4] [--rounds 7]
 """
 
 from __future__ import annotations
@@ -12,13 +12,9 @@ import os
 import shutil
 import statistics
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import _paired
 from cnn_harness.harness.commands import cli

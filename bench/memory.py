@@ -3,15 +3,10 @@
 The table shows the peak memory of the process and the peak of live tensors, in MB. The last rows show what recomputation
 saves.
 
-python benchmarks/memory.py
+python -m bench.memory
 """
 
 from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import _paired
 

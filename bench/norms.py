@@ -1,20 +1,16 @@
 """Compare group norm and proxy norm with batch norm: each with its activation, forward and backward, on one tensor.
 
-python benchmarks/norms.py [--rounds 15]
+python -m bench.norms [--rounds 15]
 """
 
 from __future__ import annotations
 
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 import numpy as np
 import tensorflow.compat.v1 as tf
 

@@ -1,16 +1,12 @@
 """Compare the training speed of pairs of networks, number formats and layouts at 224 px.
 
-python benchmarks/pairs.py [WORD ...] [--rounds 7]      measure the pairs whose name contains all words, such as `layout`
+python -m bench.pairs [WORD ...] [--rounds 7]      measure the pairs whose name contains all words, such as `layout`
 """
 
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Iterator
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import _paired
 

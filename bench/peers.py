@@ -3,10 +3,10 @@
 Each library has a process for each of its settings, and the processes take turns. `make bench` installs PyTorch and runs
 this program.
 
-python benchmarks/peers.py [WORD ...] [--rounds 7] [--short]     measure the tasks whose name contains all words
-python benchmarks/peers.py --table                               write the tables and the chart of docs/measured.md
+python -m bench.peers [WORD ...] [--rounds 7] [--short]     measure the tasks whose name contains all words
+python -m bench.peers --table                               write the tables and the chart of docs/measured.md
 
-Results are written to benchmarks/results/, to one file for each machine and day. If all tasks are measured again on the same
+Results are written to bench/results/, to one file for each machine and day. If all tasks are measured again on the same
 day, another file is started. If some tasks are measured again, their results in the day's last file are replaced.
 """
 
@@ -30,14 +30,11 @@ from typing import Any
 os.environ.pop("OPENBLAS_CORETYPE", None)  # if it names an older CPU, numpy's matrix products take twice as long
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from bench import _paired, _tables
 from cnn_harness.base.process import command_line
 from cnn_harness.emulator.native import library
 
 RESULTS = Path(__file__).with_name("results")
-HERE = Path(__file__).parent
 IMAGENET = "--dataset imagenet --synthetic-data"
 EFFICIENTNET = f"--model efficientnet {IMAGENET}"
 RESNET = f"--model resnet {IMAGENET}"
@@ -81,10 +78,10 @@ class Row:
         more = ["--inference"] if self.inference else []
         if self.keras:
             numbers = [str(number) for number in (self.side, self.batch, self.updates)]
-            own = [sys.executable, str(HERE / "_keras_worker.py"), self.keras, *numbers]
+            own = [sys.executable, "-m", "bench._keras_worker", self.keras, *numbers]
             ways |= {"Keras": [*own, *more], KERAS_XLA: [*own, "--jit", *more]}
         numbers = [str(number) for number in (self.side, self.batch, self.updates, self.accumulation)]
-        own = [torch_python, str(HERE / "_torch_worker.py"), self.torch, *numbers]
+        own = [torch_python, "-m", "bench._torch_worker", self.torch, *numbers]
         settings = {"": [], ", channels last": ["--last"], ", compiled": ["--last", "--compile"]}
         if self.precision != "32.32" and library.has_bf16():  # without BF16 units, autocast is 20 times slower than FP32
             settings |= {

@@ -1,7 +1,7 @@
 """Compare the speed of this harness with a plain TensorFlow loop that trains the same ResNet-8. They take turns in one
 process.
 
-python benchmarks/plain.py [--rounds 9] [--check]
+python -m bench.plain [--rounds 9] [--check]
 
 --check: exit with code 1 if the speed-up is a quarter below the usual one in three attempts.
 """
@@ -14,12 +14,9 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # for the plain loop, too
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 import numpy as np
 import tensorflow.compat.v1 as tf
 

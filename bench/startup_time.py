@@ -1,6 +1,6 @@
 """Measure the time from the start of train.py to its first training line, without and with a cached program.
 
-python benchmarks/startup_time.py [WORD ...] [--rounds 3]     measure the rows whose name contains all words
+python -m bench.startup_time [WORD ...] [--rounds 3]     measure the rows whose name contains all words
 
 The times are also divided by the time of `python -c "import tensorflow"`, because these ratios differ less between machines.
 """
@@ -15,8 +15,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import _paired
 from bench._paired import ROOT
