@@ -5,9 +5,9 @@ The paper makes three changes: group convolutions instead of depthwise ones, lay
 and training with half as many pixels before fine-tuning with all of them. The article compares RMSProp and LARS at
 a large global batch.
 
-python tools/findings.py                     the paper, three seeds: 37 minutes on two slow cores
-python tools/findings.py batch               the article, batches of 32 and 256: ten minutes on two slow cores
-python tools/findings.py --seeds 5 --output logs/five
+python -m experiments.findings                     the paper, three seeds: 37 minutes on two slow cores
+python -m experiments.findings batch               the article, batches of 32 and 256: ten minutes on two slow cores
+python -m experiments.findings --seeds 5 --output logs/five
 
 The networks are the small configurations of configs.yml (..._mini) with fewer blocks, trained for three epochs in FP32. Each
 run has its own core. The runs use neither pipelining nor recomputation, because both change no result. To resume a study
@@ -15,6 +15,11 @@ that was stopped, repeat the call. Options after -- apply to every training.
 """
 
 from __future__ import annotations
+
+if __name__ == "__main__":  # run this before the slow imports below
+    from cnn_harness.base.process import early_exit
+
+    early_exit.install("findings")
 
 import argparse
 import sys

@@ -1,13 +1,18 @@
 """Train one network in several number formats, with the same seeds, and compare the accuracies in a table and a chart.
 
-python tools/formats.py                            configuration quickstart, three seeds
-python tools/formats.py --network efficientnet     small EfficientNet-B0
-python tools/formats.py --only FP32 16.16 8.16 --seeds 5 --output logs/five
+python -m experiments.formats                            configuration quickstart, three seeds
+python -m experiments.formats --network efficientnet     small EfficientNet-B0
+python -m experiments.formats --only FP32 16.16 8.16 --seeds 5 --output logs/five
 
 Each run has its own core. To resume a study that was stopped, repeat the call. Options after -- apply to every training.
 """
 
 from __future__ import annotations
+
+if __name__ == "__main__":  # run this before the slow imports below
+    from cnn_harness.base.process import early_exit
+
+    early_exit.install("formats")
 
 import argparse
 import sys

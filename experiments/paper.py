@@ -5,11 +5,16 @@ rates were published. The constants of the planner are fitted to eighteen publis
 Predictions of this fit differ from the nine rates by at most 3.9 %. If they are predicted by a fit to trainings on other
 systems, the difference is at most 12.3 %.
 
-python tools/paper.py                        print the table
-python tools/paper.py --svg docs/paper.svg   also draw accuracy against predicted rate
+python -m experiments.paper                        print the table
+python -m experiments.paper --svg docs/paper.svg   also draw accuracy against predicted rate
 """
 
 from __future__ import annotations
+
+if __name__ == "__main__":  # run this before the slow imports below
+    from cnn_harness.base.process import early_exit
+
+    early_exit.install("paper")
 
 import argparse
 import math
@@ -99,4 +104,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run("paper.py", main, None, (OptionError,)))
+    sys.exit(command_line.run("paper", main, None, (OptionError,)))

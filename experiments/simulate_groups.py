@@ -1,7 +1,7 @@
 """Simulate how groups of 16 to 1,024 training processes (instances) spend their time if hosts fail or are slow.
 
-python tools/simulate_groups.py                       ResNet-50, 10 Gbit/s; each host fails every 24 days
-python tools/simulate_groups.py --mtbf-hours 24 --gigabits 1 --wire-bytes 2
+python -m experiments.simulate_groups                       ResNet-50, 10 Gbit/s; each host fails every 24 days
+python -m experiments.simulate_groups --mtbf-hours 24 --gigabits 1 --wire-bytes 2
 
 All times are assumed; nothing is measured. Times between failures of a host are exponentially distributed and independent.
 In every update, each instance is slow with a fixed probability. Among n instances, a ring all-reduce sends 2 (n - 1) / n
@@ -9,6 +9,11 @@ times the bytes of the gradients, and takes 2 (n - 1) steps of half a round trip
 """
 
 from __future__ import annotations
+
+if __name__ == "__main__":  # run this before the slow imports below
+    from cnn_harness.base.process import early_exit
+
+    early_exit.install("simulate_groups")
 
 import argparse
 import itertools
@@ -154,4 +159,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run("simulate_groups.py", main, None, (OptionError,)))
+    sys.exit(command_line.run("simulate_groups", main, None, (OptionError,)))

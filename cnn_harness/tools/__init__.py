@@ -1,1 +1,1 @@
-"""Commands other than training: reports, sweeps, plans, exports, imported weights, the paper's findings, data sets."""
+"""Commands other than training: reports, sweeps, plans, exports, imported weights, data sets."""

@@ -1,6 +1,6 @@
 """Draw the training curves of several runs in one chart.
 
-python tools/compare_runs.py logs/one logs/other --labels "1 replica" "16 replicas" --output compared.svg
+cnn compare logs/one logs/other --labels "1 replica" "16 replicas" --output compared.svg
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from cnn_harness.harness.reports import chart, output, training_chart
 
 def main(argv: list[str]) -> int:
     """Draw the runs; return the exit code."""
-    parser = command_line.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line.Parser(
+        prog="cnn compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("runs", nargs="*", metavar="RUN", help=f"run directories, at most {len(training_chart.PENS)}")
     parser.add_argument(
         "--labels",
@@ -49,4 +51,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run("compare_runs", main, None, (OptionError,)))
+    sys.exit(command_line.run("cnn compare", main, None, (OptionError,)))

@@ -1,6 +1,6 @@
 """Fit the planner's constants to published rates, and draw the remaining errors.
 
-python tools/fit_planner.py [--write] [--svg FILE] [--scaling FILE]
+cnn fit-planner [--write] [--svg FILE] [--scaling FILE]
 
 `ROWS` lists trainings whose rate and layout were published. The fit finds the most probable constants by bounded
 Gauss-Newton steps on logarithms. The fit assumes that rates are known to 5 %, and constants as well as `constants.py` says.
@@ -15,11 +15,11 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from cnn_harness.base import plugins
 from cnn_harness.base.errors import OptionError
 from cnn_harness.base.process import command_line
 from cnn_harness.emulator.cost_model import constants
@@ -97,7 +97,7 @@ RUNS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Fit the constants and print the errors. Write the constants and the charts if requested."""
-    parser = command_line.Parser(description="Fit the planner's constants to published rates.")
+    parser = command_line.Parser(prog="cnn fit-planner", description="Fit the planner's constants to published rates.")
     parser.add_argument("--write", action="store_true", help="write the constants to emulator/cost_model/constants.py")
     parser.add_argument("--svg", metavar="FILE", help="draw the error of each predicted rate")
     parser.add_argument("--scaling", metavar="FILE", help=f"draw the scaling of the configuration {SCALED}")
@@ -206,7 +206,7 @@ def svg(inside: Sequence[float], left_out: Sequence[float]) -> str:
 
 
 def _write(fitted: Constants) -> None:
-    path = plugins.ROOT / "emulator/cost_model/constants.py"
+    path = Path(constants.__file__)
     values = "".join(f"    {name}={getattr(fitted, name):g},\n" for name in NAMES)
     text = re.sub(r"FITTED = .*", f"FITTED = Constants(\n{values})\n", path.read_text(encoding="utf-8"), flags=re.DOTALL)
     path.write_text(text, encoding="utf-8")
@@ -214,4 +214,4 @@ def _write(fitted: Constants) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run("fit_planner.py", main, None, (OptionError,)))
+    sys.exit(command_line.run("cnn fit-planner", main, None, (OptionError,)))

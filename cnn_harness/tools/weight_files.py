@@ -114,7 +114,7 @@ def _keras_3_names(file: Any, weights: dict[str, Any]) -> dict[str, str]:
         called = file[group].attrs.get("name")
         if not isinstance(called, str):
             raise ImportFailure(
-                "this .h5 of Keras 3 lacks the names of the layers; save a .npz as import_weights.py --help shows"
+                "this .h5 of Keras 3 lacks the names of the layers; save a .npz as cnn import-weights --help shows"
             )
         ordered = sorted(variables, key=lambda name: (len(name), name))
         kinds = keras_layers.kinds([weights[name].shape for name in ordered])

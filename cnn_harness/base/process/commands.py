@@ -44,9 +44,9 @@ def _to_predict(words: list[str]) -> list[str]:
 class Command:
     """A command.
 
-    `module` is the Python module that runs. `written` is the call in a checkout, if it is not `python <module>.py`. `takes`
-    is the script whose options the command accepts in addition to its own. `usage` shows the arguments before the options.
-    `words` is a function that rewrites the arguments for the module.
+    `module` is the module that runs, without the package's name. `written` is the call in a checkout, if it is not
+    `python <module>.py`. `takes` is the script whose options the command accepts in addition to its own. `usage` shows the
+    arguments before the options. `words` is a function that rewrites the arguments for the module.
     """
 
     module: str
@@ -102,13 +102,19 @@ COMMANDS = {
         module="inference_embedded", takes="inference_embedded", usage="[RUN] ",
         help="measure inference with a frozen program",
     ),
-    "compare": Command(module="tools.compare_runs", help="draw the curves of several runs in one chart"),
+    "compare": Command(
+        module="tools.compare_runs", written="cnn compare", help="draw the curves of several runs in one chart"
+    ),
     "convert": Command(
         module="tools.datasets.convert", written="python -m Datasets.convert", help="convert images to TFRecord shards"
     ),
     "verify": Command(module="tools.datasets.verify", written="python -m Datasets.verify", help="check a data set"),
-    "import-weights": Command(module="tools.import_weights", help="convert weights of other projects to .npz"),
-    "fit-planner": Command(module="tools.fit_planner", help="print the prediction errors of the planner"),
+    "import-weights": Command(
+        module="tools.import_weights", written="cnn import-weights", help="convert weights of other projects to .npz"
+    ),
+    "fit-planner": Command(
+        module="tools.fit_planner", written="cnn fit-planner", help="print the prediction errors of the planner"
+    ),
     "kernels": Command(
         module="emulator.native.build", written="make kernels", help="compile the C++ kernels, which make norms faster"
     ),
@@ -174,7 +180,7 @@ def _names() -> dict[str, str]:
 @cache
 def _written() -> re.Pattern[str]:
     scripts = "|".join(map(re.escape, _names()))
-    return re.compile(rf"(?<![\w./-])(?:python (?:-m )?)?(?:tools/)?(?P<script>{scripts})(?![\w/]|: no such file)")
+    return re.compile(rf"(?<![\w./-])(?:python (?:-m )?)?(?P<script>{scripts})(?![\w/]|: no such file)")
 
 
 def in_shell(arguments: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""The kernels of convolutions, in a table: the first row that fits is used. benchmarks/NOTES.md has the measurements.
+"""The kernels of convolutions, in a table: the first row that fits is used. bench/NOTES.md has the measurements.
 
 Groups of 16 are from *Making EfficientNet More Efficient* (Masters et al., 2021). ResNeXt (Xie et al., 2017) has groups of 4
 and 8 channels, which are joined into groups of 16 with zeros among their weights.

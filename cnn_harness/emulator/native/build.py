@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
+from cnn_harness.base import plugins
 from cnn_harness.base.process import command_line, progress
 from cnn_harness.base.storage import files
 from cnn_harness.emulator.native import library
@@ -59,7 +60,8 @@ def main(argv: list[str]) -> int:
         print(f"The kernels are not built: {reason}; {_WITHOUT}")
         return 0
     took = "" if found else f" in {time.perf_counter() - began:.0f} s"
-    print(f"The kernels are built{took}: {target.relative_to(_ROOT) if target.is_relative_to(_ROOT) else target}")
+    shown = target.relative_to(plugins.ROOT) if target.is_relative_to(plugins.ROOT) else target
+    print(f"The kernels are built{took}: {shown}")
     return 0
 
 

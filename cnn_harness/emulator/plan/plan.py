@@ -25,7 +25,7 @@ INPUT = "input"  # a stage without segments has this name and only passes the im
 MAX_SAMPLES = 2**31 - 1  # the device loop counts the samples of an update in 32 bits.
 MAX_FOLDED = 8  # --fold auto chooses at most 8, because batch norm needs operations for each micro-batch of a pass.
 WORTH_MEMORY = 1.02  # --fold auto prefers smaller passes that are up to 2 % slower, because they take less memory.
-# These times were measured on two cores of an AMD EPYC (benchmarks/NOTES.md). `auto` uses them on every machine, because the
+# These times were measured on two cores of an AMD EPYC (bench/NOTES.md). `auto` uses them on every machine, because the
 # bits of a result depend on the fold.
 SECONDS_PER_MULTIPLY_ADD, SECONDS_PER_BYTE = 1.2e-11, 3e-10  # the time of a sample, forward and backward, grows by these.
 SECONDS_PER_LAYER, SECONDS_PER_PARAMETER = 1e-4, 1e-9  # the time of a pass grows by these, whatever its number of samples.

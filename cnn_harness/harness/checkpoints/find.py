@@ -160,5 +160,5 @@ def _run_folder_of_averages(path: Path) -> Path:
 def _check_own_format(option: str, path: Path) -> None:
     """Raise CheckpointError for a weights file of another project, which must be imported first."""
     if path.suffix in weights_file.FOREIGN:
-        command = f"python tools/import_weights.py {in_shell([as_value(path)])}"
+        command = f"cnn import-weights {in_shell([as_value(path)])}"
         raise CheckpointError(f"{option} {path}: weights of other projects must be imported first: {command}")

@@ -134,7 +134,7 @@ def _read(path: Path, wants: Callable[[str], bool]) -> dict[str, np.ndarray]:
             names = {name.removesuffix(".npy"): name for name in archive.namelist()}
             return {short: _array(member(archive, name)) for short, name in names.items() if wants(short)}
     except FileNotFoundError:
-        remedy = "; create it with tools/import_weights.py" if path in BUNDLED.values() else ""
+        remedy = "; create it with cnn import-weights" if path in BUNDLED.values() else ""
         raise NpzError(f"weights {path}: no such file{remedy}") from None
     except (OSError, ValueError) as error:
         raise NpzError(f"weights {path} cannot be read: {bounds.reason(error)}") from None

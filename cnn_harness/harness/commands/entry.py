@@ -118,7 +118,7 @@ def _check_recorded(file: Path, argv: list[str], script: str) -> None:
             return
         raise CheckpointError(
             f"weights {file} do not record the options of the network; give --model, --model-size and --dataset, or "
-            "convert the weights with python tools/import_weights.py"
+            "convert the weights with cnn import-weights"
         )
     if script in ("train", "restore"):  # only the first process has checked it
         find.check_run_folder(file.parent)

@@ -22,11 +22,12 @@ def command(script: str, *arguments: str) -> str:
     file, beside = plugins.ROOT / f"{script}.py", Path(sys.executable).with_name("cnn")  # make installs it there
     if call:
         program = [_shortest(call.path), name] if call.path else [_shortest(sys.executable), "-m", commands.PACKAGE, name]
-    elif not file.exists() and beside.exists():
+    elif file.exists():
+        program = [_shortest(sys.executable), _from_here(str(file))]
+    elif beside.exists():
         program = [_shortest(str(beside)), script]
     else:
-        file = file if file.exists() else plugins.ROOT / f"tools/{script}.py"
-        program = [_shortest(sys.executable), _from_here(str(file))]
+        program = [_shortest(sys.executable), "-m", commands.PACKAGE, script]
     return commands.in_shell([*program, *arguments])
 
 

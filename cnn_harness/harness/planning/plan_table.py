@@ -12,7 +12,7 @@ from cnn_harness.emulator.plan.schedules import BACKWARD, FORWARD
 from cnn_harness.harness.planning.planned_config import Planned, efficiencies
 from cnn_harness.harness.reports.predicted_rate import MIB, duration, sdk_of
 
-NOTE = "The planner is fitted to published rates. To see its errors, run python tools/fit_planner.py."
+NOTE = "The planner is fitted to published rates. To see its errors, run cnn fit-planner."
 
 
 def report(planned: Sequence[Planned]) -> str:

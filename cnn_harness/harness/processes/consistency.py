@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
-from cnn_harness.base import plugins, version
+import cnn_harness
+from cnn_harness.base import version
 from cnn_harness.base.errors import OptionError
 from cnn_harness.base.fields import PER_INSTANCE
 from cnn_harness.emulator.native import library
@@ -21,9 +23,12 @@ _PACKAGES = ("tensorflow", "numpy")
 def code_version() -> str:
     """Return a digest of the project's source files, and the versions of TensorFlow and NumPy."""
     digest = hashlib.blake2b(digest_size=6)
-    packages = [file for name in _FOLDERS for file in (plugins.ROOT / name).rglob("*.py")]
-    for file in sorted([*plugins.ROOT.glob("*.py"), *packages]):
-        digest.update(file.name.encode() + file.read_bytes())
+    places = [Path(place) for place in cnn_harness.__path__]
+    patterns = ("*.py", *(f"{name}/**/*.py" for name in _FOLDERS))
+    found = {file.relative_to(place): file for place in places for pattern in patterns for file in place.glob(pattern)}
+    found.pop(Path("setup.py"), None)  # an installation has no setup.py, and must give the same digest as its checkout
+    for name in sorted(found):
+        digest.update(name.name.encode() + found[name].read_bytes())
     return ", ".join([digest.hexdigest(), *(f"{name} {version.installed(name)}" for name in _PACKAGES)])
 
 

@@ -27,7 +27,7 @@ from cnn_harness.Models._norms import Norm
 if TYPE_CHECKING:
     from cnn_harness.emulator.cost_model.workload import Workload
 
-HALVES_COST = "1.2 to 1.6"  # measured in docs/measured.md, benchmarks/NOTES.md
+HALVES_COST = "1.2 to 1.6"  # measured in docs/measured.md, bench/NOTES.md
 
 
 @dataclass(frozen=True, kw_only=True)
