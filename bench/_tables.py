@@ -47,7 +47,8 @@ def _newest(files: Sequence[Path]) -> Mapping[str, Mapping[str, Mapping[str, Any
 
 def _place(machine: str) -> int:
     """Return the place of a kind of machine: the one that most people have is first."""
-    return next((k for k, vectors in enumerate(("AVX2", "AVX-512", "AMX")) if machine.endswith(vectors)), len(machine))
+    kinds = "AVX2", "AVX-512", "AMX"
+    return next((k for k, vectors in enumerate(kinds) if machine.endswith(vectors)), len(kinds))
 
 
 def against(result: Mapping[str, Any], family: str, own: str = "ours") -> tuple[float, float, float, str] | None:
