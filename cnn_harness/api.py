@@ -54,6 +54,9 @@ from cnn_harness.tools import plan as planning
 if TYPE_CHECKING:
     import numpy as np
     import pandas
+    from typing_extensions import Unpack
+
+    from cnn_harness.option_types import PlanOptions, TrainOptions, ValidateOptions
 
     Rows = pandas.DataFrame | list[dict[str, Any]]
 
@@ -143,7 +146,9 @@ class TrainedNetwork:
                 self.close()  # an interrupted program cannot be used again
                 raise
 
-    def evaluate(self, data: RunPath | None = None, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
+    def evaluate(
+        self, data: RunPath | None = None, *, quiet: bool = False, **options: Unpack[ValidateOptions]
+    ) -> dict[str, Any]:
         """Validate the weights; return a row of validation.csv as a dict.
 
         "val_acc" and "top5_acc" are in per cent; "val_size" is the number of images. `data` is a folder that contains one
@@ -222,8 +227,8 @@ def train(
     on_step: Callable[[Mapping[str, Any]], None] | None = None,
     on_validation: Callable[[Mapping[str, Any]], None] | None = None,
     quiet: bool = False,
-    **options: Any,
-) -> TrainedNetwork | str:
+    **options: Unpack[TrainOptions],
+) -> TrainedNetwork:
     """Train like `cnn train`, or resume the run in `restore_path`; return the trained network.
 
     `on_step` is called once for each weight update, with {"iteration": int, "epoch", "lr", "loss", "accuracy": float}. The
@@ -237,7 +242,7 @@ def train(
     return _result(lambda: TrainedNetwork(training.start_or_resume(words, listener=listener)), quiet)
 
 
-def finetune(folder: RunPath, *, quiet: bool = False, **options: Any) -> TrainedNetwork | str:
+def finetune(folder: RunPath, *, quiet: bool = False, **options: Unpack[TrainOptions]) -> TrainedNetwork:
     """Fine-tune published weights on your photos; return the network with its best weights.
 
     `folder` contains one folder of images per class. `options` are the options of `cnn finetune`.
@@ -253,7 +258,7 @@ def finetune(folder: RunPath, *, quiet: bool = False, **options: Any) -> Trained
     return _result(finetuned, quiet)
 
 
-def plan(config: str | None = None, system: str | None = None, **options: Any) -> dict[str, Any]:
+def plan(config: str | None = None, system: str | None = None, **options: Unpack[PlanOptions]) -> dict[str, Any]:
     """Return the prediction for a training run on an IPU system, like `cnn plan --json`.
 
     `system` is the name of a system, for example POD16. The default is the smallest system that is large enough.
