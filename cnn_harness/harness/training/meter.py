@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 from cnn_harness.harness.run.length import TrainingLength
@@ -102,14 +103,11 @@ class TimeLeft:
         self._begun = self._first = (done, clock())
 
     def after(self, done: int) -> str:
-        """Return the remaining time after `done` updates as text, or "" if it is unknown or less than a minute."""
+        """Return the remaining time after `done` updates as hours, minutes and seconds, or "" if it is unknown."""
         now = self._clock()
         if self._first == self._begun and done > self._begun[0]:
             self._first = (done, now)
         since, began = self._first if done > self._first[0] else self._begun
         if not since < done < self._last:
             return ""
-        left = (now - began) / (done - since) * (self._last - done)
-        from cnn_harness.harness.reports import predicted_rate
-
-        return predicted_rate.duration(left / 3600) if left >= 60 else ""
+        return str(timedelta(seconds=round((now - began) / (done - since) * (self._last - done))))
