@@ -21,7 +21,7 @@ if not os.path.isfile(os.path.join(_HERE, "train.py")):  # a checkout has the sc
     __path__.append(os.path.dirname(_HERE))
 ROOT = __path__[-1]  # the folder with train.py, configs.yml, Models, LR_Schedules and Datasets
 _API = (
-    "load", "train", "finetune", "plan", "history", "compare", "TrainedNetwork", "HarnessError", "WrongInput",
+    "load", "train", "finetune", "plan", "history", "runs", "compare", "TrainedNetwork", "HarnessError", "WrongInput",
     "OptionError", "DataError", "CheckpointError", "Failure",
 )  # fmt: skip
 

@@ -18,7 +18,7 @@ import ctypes
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from numbers import Number
@@ -38,18 +38,21 @@ from cnn_harness.base.storage.tables import TABLES, run_table
 from cnn_harness.harness.checkpoints import compatibility, find
 from cnn_harness.harness.checkpoints.checkpoint import UNSAVED, Checkpoint, CheckpointError
 from cnn_harness.harness.checkpoints.read import Tensors
-from cnn_harness.harness.commands import entry
+from cnn_harness.harness.commands import entry, run_list
 from cnn_harness.harness.evaluation import inference_record, photo_predictions
 from cnn_harness.harness.evaluation.photo_predictions import Predictor
 from cnn_harness.harness.evaluation.saved_weights import SavedWeights
 from cnn_harness.harness.options.keyword_form import in_python
 from cnn_harness.harness.options.sections import flag
 from cnn_harness.harness.planning import plan_options, planned_config
+from cnn_harness.harness.report_page import run_page
 from cnn_harness.harness.reports import chart, training_chart
 from cnn_harness.harness.run.run import Run
 from cnn_harness.harness.training.run_dir import Listener
+from cnn_harness.tools import export as exporting
 from cnn_harness.tools import finetune as finetuning
 from cnn_harness.tools import plan as planning
+from cnn_harness.tools import report as reporting
 
 if TYPE_CHECKING:
     import numpy as np
@@ -170,6 +173,31 @@ class TrainedNetwork:
 
         return _result(validated, quiet)
 
+    def export(
+        self, output: RunPath, to: str | Sequence[str] = "savedmodel", *, int8: bool = False, force: bool = False,
+        quiet: bool = False,
+    ) -> Path:  # fmt: skip
+        """Export the network like `cnn export`, compare every file with these weights, and return the folder `output`.
+
+        `to` names one format or several, such as ["tflite", "onnx"]. `int8` also quantises the TensorFlow Lite file, and
+        `force` replaces files of an earlier export.
+        """
+        formats = to if isinstance(to, str) else ",".join(to)
+        words = ["--to", formats, "--output", _path(output, "output", "the path of a folder")]
+        words += ["--int8"] * int8 + ["--force"] * force
+        _result(lambda: exporting.main([str(self.path), *words]), quiet)
+        return Path(output)
+
+    def report(self, html: RunPath | None = None, *, evaluation: bool = True, quiet: bool = False) -> Path:
+        """Write the report of the run like `cnn report`, and return its path: `html`, or report.html in the run directory.
+
+        Without `evaluation`, the page shows only the logged tables.
+        """
+        target = Path(_path(html, "html", "the path of a file") if html else self.folder / run_page.FILE)
+        words = ["--html", command_line.as_value(target)] + ["--no-evaluation"] * (not evaluation)
+        _result(lambda: reporting.main([command_line.as_value(self.path), *words]), quiet)
+        return target
+
     def close(self) -> None:
         """Free the memory of the compiled network. The next call of `predict` compiles it again."""
         with self._lock:
@@ -286,6 +314,17 @@ def history(run: RunPath | TrainedNetwork, table: str = "training") -> Rows:
     except ImportError:
         return rows
     return pandas.DataFrame(rows, columns=[*TABLES[f"{table}.csv"]])
+
+
+def runs(folder: RunPath = run_list.LOGS, sort: str = "time") -> list[dict[str, Any]]:
+    """Return the runs in a folder at any depth, like `cnn runs --json`: a dict for each run.
+
+    `sort` is the order: "time" (newest first), "accuracy" (best first) or "name".
+    """
+    if sort not in run_list.ORDERS:
+        raise OptionError(f"sort is {short(repr(sort))} but must be one of {', '.join(run_list.ORDERS)}")
+    found = run_list.find_runs(Path(_path(folder, "folder", "the path of a folder with runs")))
+    return [run_list.as_json(run) for run in run_list.ordered(found, sort)]
 
 
 class Svg(str):
