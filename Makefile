@@ -58,6 +58,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV) || { echo "The venv module is missing; on Debian run apt install python3-venv"; rm -rf $(VENV); exit 1; }
 
 $(VENV)/.runtime: requirements.txt constraints.txt pyproject.toml setup.py | $(VENV)/bin/python
+	@echo "Installing TensorFlow and other packages in $(VENV): some minutes, depending on the network"
 	$(RUN) -m pip install --quiet --disable-pip-version-check $(if $(GPU),'.[gpu]',-r requirements.txt) -c constraints.txt
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --editable . || \
 	echo "gc-profile and gc-info are not installed; use python -m cnn_harness.harness.commands.gc_profile and cnn_harness.harness.commands.gc_info instead"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import hashlib
+import itertools
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from cnn_harness.base import plugins
-from cnn_harness.base.process import command_line, progress
+from cnn_harness.base.process import command_line
 from cnn_harness.base.storage import files
 from cnn_harness.emulator.native import library
 from cnn_harness.emulator.plan import machine
@@ -51,8 +52,8 @@ def main(argv: list[str]) -> int:
             found = library.newest(digest)
             target = found or library.built() / f"{library.name()}-{digest}.so"
             if not found:
-                with progress.waiting("Compiling the native kernels, about a minute on two free cores"):
-                    _compile(compiler, target)
+                print("Compiling the native kernels, one to two minutes on two free cores", flush=True)
+                _compile(compiler, target)
     except (subprocess.CalledProcessError, OSError) as error:
         code = getattr(error, "returncode", None)
         output = getattr(error, "stderr", None) or (str(error) if code is None else f"{compiler[0]} ended with code {code}")
@@ -102,10 +103,12 @@ def _compile(compiler: list[str], target: Path) -> None:
         def compiled(source: Path) -> str:
             made = f"{folder}/{source.stem}.o"
             _run(*compiler, *library.FLAGS, "-w", "-fPIC", *include, "-c", str(source), "-o", made)
+            print(f"  {next(done)} of {len(sources)} files: {source.name}", flush=True)
             return made
 
         made = Path(folder) / target.name
         sources = sorted(library.FOLDER.glob("*.cc"), key=lambda source: -source.stat().st_size)  # the longest first
+        done = itertools.count(1)
         objects = list(pool.map(compiled, sources))
         _run(*compiler, "-shared", *objects, "-o", str(made), f"-L{tensorflow}", "-l:libtensorflow_framework.so.2")
         files.write_atomically(target, library.sealed(made.read_bytes()))
