@@ -31,7 +31,7 @@ def test_every_row_can_run(row):
     assert row.inference or run.plan.accumulation == row.accumulation
     for name, command in commands.items():
         if name.startswith(("Keras", "PyTorch")):
-            assert command[3:6] == [str(row.side), str(row.batch), str(row.updates)]
+            assert command[4:7] == [str(row.side), str(row.batch), str(row.updates)]
 
 
 @pytest.mark.parametrize("units", [False, True])

@@ -25,21 +25,26 @@ from cnn_harness.harness.processes import poprun_options
 ROOT = plugins.ROOT
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
-PACKAGES = ("base", "Models", "Datasets", "LR_Schedules", "emulator", "harness", "tools")
+PACKAGES = ("cnn_harness", "Models", "Datasets", "LR_Schedules")
 # scripts with their own flags, by the page that prints them, and flags of other programs
 TOOLS = {
-    "own-photos.md": ("tools/import_weights.py", "test/helpers/clothing.py"),
-    "data-sets.md": ("tools/datasets/convert.py", "tools/datasets/verify.py"),
-    "reading-a-run.md": ("weight_avg.py", "tools/report.py", "tools/runs.py"),
-    "export.md": ("harness/export/export_options.py",),
-    "comparison.md": ("harness/export/export_options.py",),
-    "number-formats.md": ("tools/formats.py", "tools/study.py"),
-    "distributed.md": ("tools/simulate_groups.py",),
-    "sweeps.md": ("tools/sweep.py",),
-    "paper.md": ("tools/findings.py", "tools/study.py", "tools/paper.py", "harness/planning/plan_options.py"),
-    "planner.md": ("harness/planning/plan_options.py", "tools/fit_planner.py"),
-    "README.md": ("harness/planning/plan_options.py",),
-    "installing.md": ("harness/planning/plan_options.py",),
+    "own-photos.md": ("cnn_harness/tools/import_weights.py", "test/helpers/clothing.py"),
+    "data-sets.md": ("cnn_harness/tools/datasets/convert.py", "cnn_harness/tools/datasets/verify.py"),
+    "reading-a-run.md": ("weight_avg.py", "cnn_harness/tools/report.py", "cnn_harness/tools/runs.py"),
+    "export.md": ("cnn_harness/harness/export/export_options.py",),
+    "comparison.md": ("cnn_harness/harness/export/export_options.py",),
+    "number-formats.md": ("experiments/formats.py", "experiments/study.py"),
+    "distributed.md": ("experiments/simulate_groups.py",),
+    "sweeps.md": ("cnn_harness/tools/sweep.py",),
+    "paper.md": (
+        "experiments/findings.py",
+        "experiments/study.py",
+        "experiments/paper.py",
+        "cnn_harness/harness/planning/plan_options.py",
+    ),
+    "planner.md": ("cnn_harness/harness/planning/plan_options.py", "cnn_harness/tools/fit_planner.py"),
+    "README.md": ("cnn_harness/harness/planning/plan_options.py",),
+    "installing.md": ("cnn_harness/harness/planning/plan_options.py",),
 }
 OTHERS = {
     "emulation.md": {"--executable_cache_path"},
@@ -67,7 +72,7 @@ def test_plugin_examples_train(tmp_path):
     assert [name for name, _ in examples] == [
         "Models/tiny.py",
         "LR_Schedules/triangle.py",
-        "harness/optimisers/Lion.py",
+        "Optimisers/Lion.py",
         "Datasets/numbers.py",
     ]
     for name, source in examples:
@@ -133,7 +138,7 @@ def test_names_in_docs_exist(page, known):
         assert called.split()[-1] in targets, called
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "benchmarks/NOTES.md"], ids=name)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "bench/NOTES.md"], ids=name)
 def test_links_between_pages_work(page):
     for link, anchor in re.findall(r"\]\(([\w./-]*)(?:#([\w-]+))?\)", page.read_text()):
         there = page.parent / link if link else page
@@ -224,7 +229,7 @@ def test_tour_names_existing_places():
         places += [(path, name) for name in re.findall(r"\w+", names)]
     assert len(places) > 40
     for path, name in places:
-        code = (ROOT / path).read_text()
+        code = next(place for place in (ROOT / "cnn_harness" / path, ROOT / path) if place.exists()).read_text()
         for part in filter(None, name.split(".")):
             assert re.search(rf"^ *((def|class) {part}\b|{part}\b.* = )", code, re.M), (path, name)
     methods = re.findall(r"`([A-Z]\w+)\.(\w+)`", text)

@@ -19,10 +19,10 @@ from cnn_harness.emulator.native import library
 from cnn_harness.harness.commands import hints
 
 ROOT = plugins.ROOT
-NOT_RUN = ("docs", "test", "benchmarks", ".ci")  # only in a checkout
+NOT_RUN = ("docs", "test", "bench", "experiments", "tools", ".ci", "setup.py")  # only in a checkout
 NOT_RUN += ("Makefile", "README.md", "LICENSE", "pyproject.toml", "constraints.txt", "Dockerfile")
 NOT_RUN += ("requirements.txt", "requirements-test.txt", "requirements-bench.txt", ".gitignore", ".dockerignore")
-BUILD = "import sys, setuptools.build_meta as b; print(b.build_wheel(sys.argv[1]))"
+BUILD = "import sys, setuptools.build_meta as b; print(getattr(b, sys.argv[1])(sys.argv[2]))"
 
 
 def tracked() -> list[str]:
@@ -33,29 +33,68 @@ def tracked() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
-    """Build the wheel in a copy of the checkout."""
+def source(tmp_path_factory) -> Path:
+    """Return a copy of the checkout."""
     if not (ROOT / ".git").exists():
         pytest.skip("no checkout, of which git could tell the files")
-    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    folder = tmp_path_factory.mktemp("source")
     for name in tracked():
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, source / name)
-    done = subprocess.run([sys.executable, "-c", BUILD, str(target)], cwd=source, capture_output=True, text=True)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+def built(how: str, source: Path, target: Path) -> Path:
+    """Return a new wheel. `how` is the function of setuptools that builds it."""
+    done = subprocess.run([sys.executable, "-c", BUILD, how, str(target)], cwd=source, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return next(target.glob("*.whl"))
 
 
+@pytest.fixture(scope="module")
+def wheel(source, tmp_path_factory) -> Path:
+    """Build the wheel in a copy of the checkout."""
+    return built("build_wheel", source, tmp_path_factory.mktemp("wheel"))
+
+
 def test_wheel_has_checkout_in_one_package(wheel):
-    needed = {name for name in tracked() if name.split("/")[0] not in NOT_RUN}
+    packaged = {
+        name.removeprefix("cnn_harness/"): name for name in tracked() if name.split("/")[0] not in (*NOT_RUN, "popdist")
+    }
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         info = f"cnn_harness-{wheel.name.split('-')[1]}.dist-info"
         assert {name.split("/")[0] for name in names} == {commands.PACKAGE, "popdist", info}
-        assert {name.partition("/")[2] for name in names if name.startswith("cnn_harness/")} == needed
-        assert [name for name in needed if archive.read(f"cnn_harness/{name}") != (ROOT / name).read_bytes()] == []
+        assert {name.partition("/")[2] for name in names if name.startswith("cnn_harness/")} == packaged.keys()
+        assert [
+            name for name, source in packaged.items() if archive.read(f"cnn_harness/{name}") != (ROOT / source).read_bytes()
+        ] == []
         entries = archive.read(f"{info}/entry_points.txt").decode()
     assert [line.split(" = ")[0] for line in entries.splitlines()[1:] if line] == ["cnn", "gc-info", "gc-profile", "poprun"]
+
+
+EDITABLE = """import importlib.util, site, sys
+site.addsitedir(sys.argv[1])
+import cnn_harness.base.errors, popdist
+print(importlib.util.find_spec("cnn_harness.train").origin, *filter(importlib.util.find_spec, sys.argv[2:]))
+"""
+
+
+def test_editable_installation_has_two_names(source, tmp_path, elsewhere):
+    with zipfile.ZipFile(built("build_editable", source, tmp_path)) as archive:
+        archive.extractall(tmp_path / "site")
+    modules = {path.stem for path in source.iterdir() if path.is_dir() or path.suffix == ".py"}
+    names = modules - {"cnn_harness", "popdist", "test"} | {"base", "harness"}  # Python itself has a package `test`
+    call = [sys.executable, "-I", "-S", "-c", EDITABLE, str(tmp_path / "site"), *(name for name in names if "." not in name)]
+    done = subprocess.run(call, cwd=elsewhere, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (f"{source / 'train.py'}\n", "")
+
+
+@pytest.mark.parametrize(
+    "words", ["import ipu_utils as device; device.compile_training", "import log, Models.resnet; log.RunLog"]
+)
+def test_scripts_next_to_train_can_use_short_names(words):
+    subprocess.run([sys.executable, "-c", words], cwd=ROOT, check=True, timeout=60)
 
 
 @pytest.fixture(scope="module")
@@ -173,9 +212,9 @@ def test_api_imports_package_names_only(site, elsewhere):
 
 def test_every_script_is_command():
     rows = commands.COMMANDS.values()
-    assert [row.module for row in rows if importlib.util.find_spec(row.module) is None] == []
+    assert [row.module for row in rows if importlib.util.find_spec(f"{commands.PACKAGE}.{row.module}") is None] == []
     scripts = {path.stem for path in ROOT.glob("*.py") if "\nif __name__ ==" in path.read_text()}
-    assert scripts - {"__main__"} <= {row.module for row in rows}
+    assert scripts <= {row.module for row in rows}
 
 
 @pytest.fixture
@@ -219,7 +258,7 @@ def test_predict_is_validation_with_options():
 
 
 def test_installed_kernels_are_in_user_cache(monkeypatch, tmp_path):
-    assert library.built() == ROOT / "emulator/native/built"
+    assert library.built() == ROOT / "cnn_harness/emulator/native/built"
     monkeypatch.setattr(commands, "in_checkout", lambda: False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert library.built() == tmp_path / "cnn-harness/kernels"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -263,3 +264,21 @@ def test_release_selects_its_wording(tmp_path, capsys):
         {**dict.fromkeys(tables.TRAINING_COLUMNS, 0.0), "step": 1, "iteration": 1, "img_per_sec": 12.0}
     )
     assert "top-1 accuracy:  0.000 %, throughput:  12.00 samples/sec, time:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_console_shows_remaining_time(terminal, tmp_path, capsys, monkeypatch):
+    values = {
+        **dict.fromkeys(tables.TRAINING_COLUMNS, 0.0),
+        "step": 3,
+        "iteration": 1234,
+        "epoch": 312.5,
+        "img_per_sec": 12345.6,
+    }
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    log.RunLog(tmp_path).training_row(values, left="11:22:33")
+    shown, written = capsys.readouterr().out, (tmp_path / "log.txt").read_text()
+    assert "ETA" in shown
+    assert "11:22:33" in shown
+    assert written.startswith("step:      3, iteration:   1234, epoch: 312.50,")
+    assert max(map(len, shown.splitlines())) <= 80 if terminal else shown == written

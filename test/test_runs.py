@@ -74,8 +74,8 @@ def test_runs_are_listed_with_results(logs):
 
 
 def test_tensorflow_is_not_imported(logs):
-    command = [sys.executable, "-X", "importtime", ROOT / "tools/runs.py", logs]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    command = [sys.executable, "-X", "importtime", "-m", "cnn_harness", "runs", logs]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     assert "deep/half" in done.stdout and not re.search(r"\| +tensorflow$", done.stderr, re.MULTILINE)
 
 

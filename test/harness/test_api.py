@@ -49,6 +49,19 @@ def test_callbacks_get_each_update_and_validation_once(trained):
     assert [{name: str(value) for name, value in row.items()} for row in validations] == rows(run.folder / "validation.csv")
 
 
+def test_run_is_listed_exported_and_reported(trained, tmp_path):
+    run, _, _ = trained
+    (listed,) = api.runs(run.folder.parent)
+    assert listed["folder"] == str(run.folder)
+    assert listed["accuracy"] == run.accuracy
+    exported = run.export(tmp_path / "exported", ["savedmodel", "frozen"], quiet=True)
+    assert {"saved_model.pb", "labels.txt"} <= {file.name for file in exported.rglob("*")}
+    page = run.report(tmp_path / "page.html", evaluation=False, quiet=True)
+    assert run.folder.name in page.read_text()
+    with pytest.raises(WrongInput, match="sort"):
+        api.runs(run.folder.parent, "speed")
+
+
 @pytest.mark.parametrize("table", ["training", "validation"])
 def test_history_equals_table(table, trained, monkeypatch):
     run, _, _ = trained

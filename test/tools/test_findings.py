@@ -1,4 +1,4 @@
-"""tools/findings.py: its arithmetic, its chart, and its reuse of existing results."""
+"""experiments/findings.py: its arithmetic, its chart, and its reuse of existing results."""
 
 from __future__ import annotations
 
@@ -77,6 +77,6 @@ def test_finished_runs_are_reused_failures_reported(tmp_path):
 
 
 def test_wrong_seeds_are_rejected():
-    call = [sys.executable, str(ROOT / "tools/findings.py"), "--seeds", "0"]
-    done = subprocess.run(call, capture_output=True, text=True, timeout=100)
+    call = [sys.executable, "-m", "experiments.findings", "--seeds", "0"]
+    done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert done.returncode == 2 and "argument --seeds: 0 " in done.stderr

@@ -1,4 +1,4 @@
-"""tools/paper.py: the page has the rows with published values, and the chart."""
+"""experiments/paper.py: the page has the rows with published values, and the chart."""
 
 from figures import checked
 

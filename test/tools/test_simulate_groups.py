@@ -32,8 +32,8 @@ def test_group_without_start_does_no_work():
 
 
 def test_wrong_call_is_one_line():
-    command = [sys.executable, str(ROOT / "tools/simulate_groups.py"), "--mtbf-hours", "0"]
-    called = subprocess.run(command, capture_output=True, text=True)
+    command = [sys.executable, "-m", "experiments.simulate_groups", "--mtbf-hours", "0"]
+    called = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert called.returncode == 2 and called.stderr.endswith("--mtbf-hours: 0 must be between 0.01 and 1e+07\n"), (
         called.stderr
     )

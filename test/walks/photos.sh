@@ -6,8 +6,8 @@ runs=${RUNS:-logs/walks}
 short=${SHORT:+--image-size 64 --batch-size 8 --epochs 2}
 
 $python test/helpers/clothing.py "$runs/photos"
-$python tools/finetune.py "$runs/photos" --logs-path "$runs/own" $short
-$python tools/export.py "$runs/own" --to savedmodel,tflite,frozen --output "$runs/exported"
-$python tools/runs.py "$runs"
+$python -m cnn_harness finetune "$runs/photos" --logs-path "$runs/own" $short
+$python -m cnn_harness export "$runs/own" --to savedmodel,tflite,frozen --output "$runs/exported"
+$python -m cnn_harness runs "$runs"
 mv "$runs/photos" "$runs/moved"
 $python validation.py --restore-path "$runs/own" --predict "$runs/moved/Bag/001.png"

@@ -230,7 +230,7 @@ def test_restore_path_without_run_is_rejected(script, tmp_path):
 def test_weights_without_options_need_some(tmp_path):
     np.savez(tmp_path / "bare.npz", weights=np.zeros(3, np.float32))
     message = refused("validation", "--restore-path", "bare.npz")
-    assert all(part in message for part in ("bare.npz", "--model", "tools/import_weights.py"))
+    assert all(part in message for part in ("bare.npz", "--model", "cnn import-weights"))
     assert "does not fit" in refused("validation", "--restore-path", "bare.npz", *GENERATED)
 
 
@@ -363,8 +363,8 @@ ASK = """
 import sys
 sys.path.insert(0, {root!r})
 from cnn_harness.harness.commands import answers, entry
-import {script}
-code = answers.run_command({script!r}, {script}.main, sys.argv[1:])
+import cnn_harness.{script} as script
+code = answers.run_command({script!r}, script.main, sys.argv[1:])
 assert not [name for name in sys.modules if name.split(".")[0] == "tensorflow"], "TensorFlow was imported"
 sys.exit(code)
 """
@@ -411,14 +411,12 @@ def test_program_returns_exit_code_and_one_line(script, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("script", "word"), [("train.py", "--restore-path=x"), ("poprun.py", "--help"), ("tools/import_weights.py", "--help")]
+    "words", [("train.py", "--restore-path=x"), ("poprun.py", "--help"), ("-m", "cnn_harness", "import-weights", "--help")]
 )
-def test_missing_packages_are_one_line(script, word):
+def test_missing_packages_are_one_line(words):
     """The system's Python, as in `python train.py`, ended with a traceback."""
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        [sys.executable, "-S", ROOT / script, word], env=environ, capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-S", *words], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), done.stderr
     assert re.search(r": error: Python package \w+ is not installed in .*; .*`make setup`", done.stderr)
 

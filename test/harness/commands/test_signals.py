@@ -199,21 +199,21 @@ def test_restore_validates_after_signal_during_validation(tmp_path):
 
 COMMANDS = (
     "train.py", "restore.py", "validation.py", "weight_avg.py", "inference_embedded.py", "poprun.py", "Datasets/verify.py",
-    "Datasets/convert.py", "harness/commands/gc_profile.py", "harness/commands/gc_info.py", "tools/compare_runs.py", "tools/import_weights.py",
-    "tools/findings.py", "tools/report.py", "tools/runs.py",
+    "Datasets/convert.py", "cnn_harness/harness/commands/gc_profile.py", "cnn_harness/harness/commands/gc_info.py",
+    "cnn_harness/__main__.py compare", "cnn_harness/__main__.py import-weights", "cnn_harness/__main__.py report",
+    "cnn_harness/__main__.py runs", "experiments/findings.py",
 )  # fmt: skip
 # runs a script; sends the signal at the first import after the handlers are set, if nothing large was imported before
 WHILE_IMPORTING = """
 import builtins, os, runpy, signal, sys
-path, number = sys.argv[1], int(sys.argv[2])
+path, *words = sys.argv[1].split()
+number = int(sys.argv[2])
 real = builtins.__import__
 def interrupted(name, *more, **named):
-    if callable(signal.getsignal(signal.SIGTERM)) and not {"argparse", "emulator", "yaml"} & set(sys.modules):
+    if callable(signal.getsignal(signal.SIGTERM)) and not {"argparse", "cnn_harness.emulator", "yaml"} & set(sys.modules):
         signal.raise_signal(number)
     return real(name, *more, **named)
-sys.argv, sys.path[0] = [path], os.path.dirname(os.path.abspath(path))
-if path.startswith(("Datasets", "harness")):  # python -m
-    sys.path[0] = os.getcwd()
+sys.argv, sys.path[0] = [path, *words], os.getcwd()  # for the scripts, the folder is the same; the others need python -m
 builtins.__import__ = interrupted
 runpy.run_path(path, run_name="__main__")
 """

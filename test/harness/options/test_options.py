@@ -26,7 +26,7 @@ from cnn_harness.harness.run.resolve import prepare
 from cnn_harness.harness.run.run import Run
 from cnn_harness.harness.training.loop import TrainingLoop
 
-EMULATOR = plugins.ROOT / "emulator"
+EMULATOR = plugins.ROOT / "cnn_harness/emulator"
 SCHEDULES = plugins.names("LR_Schedules")
 
 

@@ -175,10 +175,11 @@ def test_tensorboard_shows_images_of_stream(unbroken, tmp_path):
 def test_remaining_time_ignores_first_update():
     times = iter([0.0, 9.0, 11.0, 107.0, 110.0, 113.0])
     left = TimeLeft(5, 105, clock=lambda: next(times))
-    assert left.after(6) == "15 minutes"  # only the first is known
-    assert left.after(7) == "3 minutes"
-    assert left.after(55) == "2 minutes"
-    assert left.after(90) == left.after(105) == ""
+    assert left.after(6) == "0:14:51"  # only the first is known
+    assert left.after(7) == "0:03:16"
+    assert left.after(55) == "0:01:40"
+    assert left.after(90) == "0:00:18"
+    assert left.after(105) == ""
 
 
 def test_validation_script_agrees_with_training(unbroken, tmp_path):
