@@ -61,7 +61,7 @@ $(VENV)/.runtime: requirements.txt constraints.txt pyproject.toml setup.py | $(V
 	@echo "Installing TensorFlow and other packages in $(VENV): some minutes, depending on the network"
 	$(RUN) -m pip install --quiet --disable-pip-version-check $(if $(GPU),'.[gpu]',-r requirements.txt) -c constraints.txt
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --editable . || \
-	echo "gc-profile and gc-info are not installed; use python -m cnn_harness.harness.commands.gc_profile and cnn_harness.harness.commands.gc_info instead"
+	echo "gc-profile and gc-info are not installed; use python -m cnn_harness.tools.gc_profile and cnn_harness.tools.gc_info instead"
 	@touch $@
 
 # The kernels are compiled only if there is a C++ compiler.

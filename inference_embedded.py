@@ -28,15 +28,15 @@ from cnn_harness.base.storage.files import write_atomically
 from cnn_harness.emulator.plan import machine
 from cnn_harness.harness.checkpoints import compatibility, find, read
 from cnn_harness.harness.checkpoints.checkpoint import Checkpoint
-from cnn_harness.harness.cluster.cluster import ALONE
 from cnn_harness.harness.commands import answers, entry, run_log
+from cnn_harness.harness.distributed.team import Team
 from cnn_harness.harness.evaluation.saved_weights import SavedWeights
 from cnn_harness.harness.evaluation.validate import RANDOM_WEIGHTS, training_global_batch, validation_row
 from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.options.releases import vintage
 from cnn_harness.harness.options.sections import RunOptions
-from cnn_harness.harness.processes.team import Team
 from cnn_harness.harness.programs import embedded
+from cnn_harness.harness.run.cluster import ALONE
 from cnn_harness.harness.run.run import Run
 from cnn_harness.log import RunLog
 

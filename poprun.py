@@ -25,8 +25,8 @@ from cnn_harness.base.errors import OptionError
 from cnn_harness.base.fields import short
 from cnn_harness.base.process import command_line, commands, orphans
 from cnn_harness.base.storage import locks
+from cnn_harness.harness.distributed import launch, poprun_options
 from cnn_harness.harness.options.call import Call
-from cnn_harness.harness.processes import launch, poprun_options
 from cnn_harness.harness.reports import output
 
 _WRONG_INPUT = 2

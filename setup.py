@@ -9,7 +9,7 @@ from setuptools.command.build_py import build_py
 
 TOP = (
     "train.py", "validation.py", "restore.py", "weight_avg.py", "inference_embedded.py", "poprun.py", "ipu_utils.py",
-    "log.py", "configs.yml", "Models", "LR_Schedules", "Datasets",
+    "log.py", "configs.yml", "Models", "LR_Schedules", "Optimisers", "Datasets",
 )  # fmt: skip
 
 

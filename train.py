@@ -20,8 +20,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from cnn_harness.harness.commands import answers, entry, hints
+from cnn_harness.harness.distributed.team import Team
 from cnn_harness.harness.options.call import Call
-from cnn_harness.harness.processes.team import Team
 from cnn_harness.harness.programs import build_or_load
 from cnn_harness.harness.training import summary
 from cnn_harness.harness.training.initial_state import initial_state

@@ -37,15 +37,15 @@ from cnn_harness.base.process import commands
 from cnn_harness.base.process.signals import Signals, StopRequest
 from cnn_harness.harness.checkpoints import compatibility, find, read
 from cnn_harness.harness.checkpoints.checkpoint import Checkpoint, CheckpointError
-from cnn_harness.harness.cluster import membership
 from cnn_harness.harness.commands import answers, entry, run_log
+from cnn_harness.harness.distributed.team import Team
 from cnn_harness.harness.evaluation import photo_predictions
 from cnn_harness.harness.evaluation.saved_weights import SavedWeights
 from cnn_harness.harness.evaluation.validate import RANDOM_WEIGHTS, record_profile, training_global_batch, validate
 from cnn_harness.harness.options.call import Call
-from cnn_harness.harness.processes.team import Team
 from cnn_harness.harness.programs import build_or_load
 from cnn_harness.harness.reports import profile
+from cnn_harness.harness.run import membership
 from cnn_harness.harness.run.run import Run
 from cnn_harness.log import RunLog
 

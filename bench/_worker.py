@@ -13,8 +13,8 @@ import time
 from bench import _rounds
 from cnn_harness.base import version as versions
 from cnn_harness.base.process import command_line, tf_runtime
-from cnn_harness.harness.commands import cli
-from cnn_harness.harness.processes.team import Team
+from cnn_harness.harness.distributed.team import Team
+from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 from cnn_harness.harness.run.run import Run
 

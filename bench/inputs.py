@@ -173,8 +173,8 @@ def saving(rounds: int) -> None:
     from cnn_harness.harness.checkpoints import write
     from cnn_harness.harness.checkpoints.checkpoint import Checkpoint
     from cnn_harness.harness.checkpoints.write import Writer
-    from cnn_harness.harness.commands import cli
     from cnn_harness.harness.programs.build import training_program
+    from cnn_harness.harness.run import cli
     from cnn_harness.harness.run.resolve import prepare
 
     words = "--dataset imagenet --synthetic-data --model resnet --model-size 50 --optimiser momentum --precision 32.32"

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 from bench import _paired
-from cnn_harness.harness.commands import cli
-from cnn_harness.harness.processes import launch
+from cnn_harness.harness.distributed import launch
+from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 
 B0 = "--model efficientnet --model-size B0 --group-dim 16 --expand-ratio 4 --dataset imagenet --synthetic-data --group-norm"

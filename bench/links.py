@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from bench import _paired
-from cnn_harness.harness.commands import cli
+from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 
 RN50 = "--model-size 50 --dataset imagenet --synthetic-data --group-norm --batch-size 4"

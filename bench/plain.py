@@ -22,8 +22,8 @@ import tensorflow.compat.v1 as tf
 
 from cnn_harness.base.process import command_line
 from cnn_harness.emulator.native import library
-from cnn_harness.harness.commands import cli
 from cnn_harness.harness.programs.build import training_program
+from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 
 BATCH, SIDE, CLASSES = 32, 32, 10

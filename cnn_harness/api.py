@@ -44,15 +44,14 @@ from cnn_harness.harness.evaluation.photo_predictions import Predictor
 from cnn_harness.harness.evaluation.saved_weights import SavedWeights
 from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.options.keyword_form import in_python
-from cnn_harness.harness.planning import plan_options, planned_config
-from cnn_harness.harness.report_page import run_page
-from cnn_harness.harness.reports import chart, training_chart
+from cnn_harness.harness.reports import chart, run_page, training_chart
 from cnn_harness.harness.run.run import Run
 from cnn_harness.harness.training.run_dir import Listener
 from cnn_harness.tools import export as exporting
 from cnn_harness.tools import finetune as finetuning
 from cnn_harness.tools import plan as planning
 from cnn_harness.tools import report as reporting
+from cnn_harness.tools.planning import plan_options, planned_config
 
 if TYPE_CHECKING:
     import numpy as np

@@ -29,7 +29,7 @@ from pathlib import Path
 from statistics import mean, median
 
 from cnn_harness.base.process import command_line
-from cnn_harness.harness.commands import cli
+from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 from experiments import study
 from experiments.study import COLOURS, Dots, Failed, Result

@@ -28,11 +28,11 @@ from cnn_harness.emulator.cost_model.prediction import Prediction, predict
 from cnn_harness.emulator.cost_model.systems import SYSTEMS
 from cnn_harness.harness.options.configs import ConfigFile
 from cnn_harness.harness.options.sources import DEFAULT_CONFIG_PATH
-from cnn_harness.harness.planning.plan_options import run_of
 from cnn_harness.harness.reports import chart, output
 from cnn_harness.harness.reports.chart import BLUE, GREEN, GREY, ORANGE, SAND, Curves, Line
 from cnn_harness.harness.reports.predicted_rate import MIB
 from cnn_harness.tools import fit_planner
+from cnn_harness.tools.planning.plan_options import run_of
 
 BOTTOM = 78.0  # lowest accuracy in the chart, in %
 NAME = re.compile(r"(B\d)-(\w+)-(\w+)-(\w+)_16IPU_\dx\d")

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from cnn_harness.base.errors import OptionError
 from cnn_harness.base.process import command_line
-from cnn_harness.harness.processes import checkpoint_interval
+from cnn_harness.harness.distributed import checkpoint_interval
 from cnn_harness.harness.reports import chart, output
 from cnn_harness.harness.reports.chart import Box, Rows
 

@@ -27,7 +27,7 @@ from cnn_harness.base.plugins import ROOT
 from cnn_harness.base.process import command_line
 from cnn_harness.base.storage import locks
 from cnn_harness.harness.checkpoints import find
-from cnn_harness.harness.processes.folders import FolderError
+from cnn_harness.harness.distributed.folders import FolderError
 from cnn_harness.harness.reports import chart
 from cnn_harness.harness.reports.chart import Box, Dot, Rows
 

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 
 from bench import _tables, norms, peers
 from cnn_harness.emulator.native import library
-from cnn_harness.harness.commands import cli
+from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 
 ROW = peers.ROWS[0]

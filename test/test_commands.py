@@ -13,7 +13,7 @@ import pytest
 import small_sets
 from commands import program, rows, succeed, variables
 
-from cnn_harness.harness.commands import cli
+from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 
 COMMANDS = [

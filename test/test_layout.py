@@ -226,7 +226,7 @@ def test_help_imports_only_essentials(script):
         [sys.executable, "-X", "importtime", script, "--help"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     imported = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
-    assert "cnn_harness.harness.commands.cli" in imported
+    assert "cnn_harness.harness.run.cli" in imported
     assert not {"numpy", "yaml", "grpc", "tensorflow"} & imported
     assert not {"cnn_harness.harness.run.run", "cnn_harness.harness.checkpoints.read"} & imported
 

@@ -15,8 +15,8 @@ from cnn_harness.base import plugins
 from cnn_harness.base.storage import locks, tables
 from cnn_harness.harness.checkpoints import find, manifest, write
 from cnn_harness.harness.checkpoints.checkpoint import Checkpoint
+from cnn_harness.harness.distributed import folders
 from cnn_harness.harness.options.releases import vintage
-from cnn_harness.harness.processes import folders
 from cnn_harness.harness.run.length import TrainingLength
 from cnn_harness.harness.training.meter import Meter
 

@@ -16,11 +16,12 @@ from cnn_harness import poprun
 from cnn_harness.base import plugins
 from cnn_harness.base.errors import OptionError
 from cnn_harness.base.process import command_line
-from cnn_harness.harness.commands import cli, gc_profile
+from cnn_harness.harness.distributed import launch, poprun_options
 from cnn_harness.harness.options import option_help
-from cnn_harness.harness.processes import launch, poprun_options
+from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 from cnn_harness.harness.run.run import Run
+from cnn_harness.tools import gc_profile
 
 ROOT = plugins.ROOT
 SCRIPTS = ("train", "validation", "restore", "inference_embedded")

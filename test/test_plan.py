@@ -14,7 +14,7 @@ from figures import checked
 
 from cnn_harness.base.plugins import ROOT
 from cnn_harness.harness.options.call import Call
-from cnn_harness.harness.planning import plan_options
+from cnn_harness.tools.planning import plan_options
 
 CONFIGURATIONS = [
     name for name in yaml.safe_load((ROOT / "configs.yml").read_text())

@@ -24,9 +24,9 @@ from cnn_harness.emulator.plan.partition import PartitionError
 from cnn_harness.emulator.plan.plan import ExecutionPlan
 from cnn_harness.emulator.program import update
 from cnn_harness.emulator.program.training_program import TrainingProgram
-from cnn_harness.harness.commands import cli
 from cnn_harness.harness.programs import build
 from cnn_harness.harness.programs.build import training_program
+from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 from cnn_harness.harness.run.run import Run
 

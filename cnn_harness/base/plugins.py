@@ -1,4 +1,4 @@
-"""Find plug-ins by file name in Models/, LR_Schedules/ and Datasets/."""
+"""Find plug-ins by file name in Models/, LR_Schedules/, Optimisers/ and Datasets/."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def poprun() -> None:
 def gc_profile() -> None:
     """Run the command gc-profile."""
     _begin("gc-profile")
-    from cnn_harness.harness.commands.gc_profile import main
+    from cnn_harness.tools.gc_profile import main
 
     sys.exit(main())
 
@@ -40,7 +40,7 @@ def gc_profile() -> None:
 def gc_info() -> None:
     """Run the command gc-info."""
     _begin("gc-info")
-    from cnn_harness.harness.commands.gc_info import main
+    from cnn_harness.tools.gc_info import main
 
     sys.exit(main())
 

@@ -17,12 +17,12 @@ from cnn_harness.base.errors import Failure, WrongInput
 from cnn_harness.base.fields import escaped
 from cnn_harness.base.process import command_line, tf_runtime
 from cnn_harness.base.storage import files
-from cnn_harness.harness.export import comparison, export_folder, export_options, file_formats, network
-from cnn_harness.harness.export.comparison import ExportError
-from cnn_harness.harness.export.export_options import ExportRequest
-from cnn_harness.harness.export.file_formats import FORMATS, Content
-from cnn_harness.harness.export.network import TrainedNetwork
 from cnn_harness.harness.programs import embedded
+from cnn_harness.tools.exporting import comparison, export_folder, export_options, file_formats, network
+from cnn_harness.tools.exporting.comparison import ExportError
+from cnn_harness.tools.exporting.export_options import ExportRequest
+from cnn_harness.tools.exporting.file_formats import FORMATS, Content
+from cnn_harness.tools.exporting.network import TrainedNetwork
 
 if TYPE_CHECKING:
     import numpy as np

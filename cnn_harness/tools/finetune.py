@@ -22,14 +22,12 @@ from cnn_harness.base.fields import escaped, short
 from cnn_harness.base.process import command_line
 from cnn_harness.base.process.signals import StopRequest
 from cnn_harness.Datasets.sources import locate
-from cnn_harness.harness.cluster import membership
-from cnn_harness.harness.commands import answers, cli, hints
-from cnn_harness.harness.finetuning import survey
+from cnn_harness.harness.commands import answers, hints
 from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.options.sections import RunOptions, flag
-from cnn_harness.harness.report_page import run_folder, run_page
-from cnn_harness.harness.run import data, validations
-from cnn_harness.tools import report
+from cnn_harness.harness.reports import run_folder, run_page
+from cnn_harness.harness.run import cli, data, membership, validations
+from cnn_harness.tools import report, survey
 
 _INVALID = {
     "restore_path": "to resume, repeat the call without it, or use restore.py",

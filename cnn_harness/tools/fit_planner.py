@@ -27,10 +27,10 @@ from cnn_harness.emulator.cost_model.constants import BOUNDS, FACTORS, NAMES, PR
 from cnn_harness.emulator.cost_model.kernels import SegmentCosts
 from cnn_harness.emulator.cost_model.prediction import predict
 from cnn_harness.emulator.cost_model.systems import SYSTEMS
-from cnn_harness.harness.planning import scaling
-from cnn_harness.harness.planning.plan_options import run_of
 from cnn_harness.harness.reports import chart, output
 from cnn_harness.harness.reports.chart import ALL, AXIS, BLUE, RED, Box, Dot, Rows
+from cnn_harness.tools.planning import scaling
+from cnn_harness.tools.planning.plan_options import run_of
 
 RATE_ERROR = 0.05
 STEPS = 30

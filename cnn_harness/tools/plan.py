@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from cnn_harness.emulator.cost_model import variants
 from cnn_harness.emulator.cost_model.prediction import predict
 from cnn_harness.harness.commands import answers
-from cnn_harness.harness.planning import plan_options, plan_page, plan_table, planned_config
-from cnn_harness.harness.planning.plan_options import PlanRequest
-from cnn_harness.harness.planning.planned_config import Planned
 from cnn_harness.harness.reports import output
+from cnn_harness.tools.planning import plan_options, plan_page, plan_table, planned_config
+from cnn_harness.tools.planning.plan_options import PlanRequest
+from cnn_harness.tools.planning.planned_config import Planned
 
 
 def main(argv: Sequence[str]) -> int:

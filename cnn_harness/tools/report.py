@@ -21,10 +21,9 @@ from cnn_harness.base.process import command_line
 from cnn_harness.harness.checkpoints import find
 from cnn_harness.harness.checkpoints.checkpoint import Checkpoint
 from cnn_harness.harness.commands import answers, run_list
-from cnn_harness.harness.report_page import run_folder, run_page
-from cnn_harness.harness.report_page.run_folder import RunFolder
-from cnn_harness.harness.report_page.run_page import FILE, MAX_RUNS, Reported
-from cnn_harness.harness.reports import output
+from cnn_harness.harness.reports import output, run_folder, run_page
+from cnn_harness.harness.reports.run_folder import RunFolder
+from cnn_harness.harness.reports.run_page import FILE, MAX_RUNS, Reported
 
 
 def main(argv: list[str]) -> int:
@@ -76,7 +75,7 @@ def _run(path: Path) -> tuple[Path, Checkpoint | None]:
 def _evaluated(run: RunFolder, checkpoint: Checkpoint | None) -> Reported:
     """Return a run with the predictions of this checkpoint, or of its newest if None. If that fails, return the run with the
     reason."""
-    from cnn_harness.harness.report_page import validation_results
+    from cnn_harness.tools import validation_results
 
     say = partial(print, file=sys.stderr)
     try:

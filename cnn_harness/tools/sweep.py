@@ -48,13 +48,12 @@ from cnn_harness.base.process import command_line, orphans
 from cnn_harness.base.process.signals import Signals, StopRequest
 from cnn_harness.base.storage import files, locks, tables
 from cnn_harness.emulator.plan.plan import PlanError
-from cnn_harness.harness.cluster import membership
-from cnn_harness.harness.commands import answers, cli, hints
+from cnn_harness.harness.commands import answers, hints
+from cnn_harness.harness.distributed import launch
 from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.options.configs import ConfigFile, Entry
 from cnn_harness.harness.options.sections import flag
-from cnn_harness.harness.processes import launch
-from cnn_harness.harness.run import validations
+from cnn_harness.harness.run import cli, membership, validations
 from cnn_harness.harness.run.resolve import prepare
 
 MAX_TRIALS = 1000

@@ -22,8 +22,7 @@ from cnn_harness.Datasets import imagefolder
 from cnn_harness.Datasets.formats import class_names, tf_example
 from cnn_harness.Datasets.pipeline import decoding, photo_stream
 from cnn_harness.Datasets.sources import generated, image_folder, locate, record_sample
-from cnn_harness.harness.commands import cli
-from cnn_harness.harness.run import data
+from cnn_harness.harness.run import cli, data
 
 PNG = photos.encoded(photos.plain_image(), "PNG")
 

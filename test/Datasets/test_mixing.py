@@ -10,9 +10,9 @@ from commands import assert_same_bits, run, succeed, variables
 
 from cnn_harness.Datasets.pipeline.mixing import Mixing
 from cnn_harness.emulator.program.runtime import new_graph
-from cnn_harness.harness.commands import cli
 from cnn_harness.harness.programs import losses
 from cnn_harness.harness.programs.build import training_spec
+from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 
 SIDE = 16

@@ -17,8 +17,8 @@ from cnn_harness.base.errors import OptionError
 from cnn_harness.base.storage import locks, tables
 from cnn_harness.base.storage.tables import Table
 from cnn_harness.harness.checkpoints import weights_file
-from cnn_harness.harness.export import export_folder
 from cnn_harness.harness.reports import training_chart
+from cnn_harness.tools.exporting import export_folder
 
 
 @pytest.fixture

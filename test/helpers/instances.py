@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cnn_harness.base import plugins
-from cnn_harness.harness.processes import launch
+from cnn_harness.harness.distributed import launch
 
 ROOT = plugins.ROOT
 

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from cnn_harness.base import plugins
-from cnn_harness.harness.processes import launch
+from cnn_harness.harness.distributed import launch
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol", "sinfo")
 # the folders of other system programs

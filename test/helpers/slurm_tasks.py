@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from cnn_harness.harness.cluster import membership
-from cnn_harness.harness.cluster.cluster import Cluster
-from cnn_harness.harness.commands import cli
+from cnn_harness.harness.run import cli, membership
+from cnn_harness.harness.run.cluster import Cluster
 
 _RECORDED = """\
 SLURM_DISTRIBUTION=block

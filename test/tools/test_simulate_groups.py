@@ -8,7 +8,7 @@ import sys
 import pytest
 from instances import ROOT
 
-from cnn_harness.harness.processes.checkpoint_interval import lost_share
+from cnn_harness.harness.distributed.checkpoint_interval import lost_share
 from experiments.simulate_groups import Group, simulated
 
 

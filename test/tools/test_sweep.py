@@ -14,9 +14,9 @@ import pytest
 from commands import Result, assert_same_bits, run, succeed, timeless, variables
 
 from cnn_harness.base import plugins
-from cnn_harness.harness.commands import cli
 from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.options.configs import ConfigFile
+from cnn_harness.harness.run import cli
 from cnn_harness.tools import sweep
 
 HEAD = "s:\n  config: quickstart\n"

@@ -17,10 +17,10 @@ from cnn_harness.base import version
 from cnn_harness.base.errors import Answered, Failure, WrongInput
 from cnn_harness.base.process import command_line, commands
 from cnn_harness.emulator.plan.options import FASTEST
-from cnn_harness.harness.commands import cli
 from cnn_harness.harness.options import option_help
 from cnn_harness.harness.options.call import DEFAULT_CONFIG_PATH, Call, Parsed
 from cnn_harness.harness.options.sections import RunOptions
+from cnn_harness.harness.run import cli
 
 _QUESTIONS = ("help", "version", "list_configs")
 _RECORDED = ("restore_path", "autoresume", "init_path")  # options whose answer needs recorded options
@@ -118,7 +118,7 @@ def answer(*lines: str) -> NoReturn:
 
 def print_answer(*lines: str) -> None:
     """Print the lines; if poprun started several processes, only one of them prints."""
-    from cnn_harness.harness.cluster import membership
+    from cnn_harness.harness.run import membership
 
     if not membership.under_poprun(os.environ) or membership.answers_for_all(os.environ):
         print(*lines, sep="\n")

@@ -10,10 +10,10 @@ from cnn_harness.base.errors import OptionError
 from cnn_harness.base.storage.tables import run_table
 from cnn_harness.harness.checkpoints import averages, find
 from cnn_harness.harness.checkpoints.checkpoint import AVERAGES
-from cnn_harness.harness.diagnostics import numerics
-from cnn_harness.harness.processes import folders
+from cnn_harness.harness.distributed import folders
 from cnn_harness.harness.run import validations
 from cnn_harness.harness.run.run import Run
+from cnn_harness.harness.training import numerics
 
 
 def folder_of_run(logs_path: str | None) -> Path | None:

@@ -13,13 +13,12 @@ from cnn_harness.base.errors import Answered, OptionError
 from cnn_harness.base.fields import ONE_CALL
 from cnn_harness.harness.checkpoints import find, run_record, weights_file
 from cnn_harness.harness.checkpoints.checkpoint import CheckpointError
-from cnn_harness.harness.cluster import membership
 from cnn_harness.harness.commands import answers
 from cnn_harness.harness.evaluation import inference_record
 from cnn_harness.harness.options.call import Call, Parsed
 from cnn_harness.harness.options.sections import with_trait
 from cnn_harness.harness.reports import profile
-from cnn_harness.harness.run import rules
+from cnn_harness.harness.run import membership, rules
 from cnn_harness.harness.run.origin import Origin
 from cnn_harness.harness.run.recorded_arguments import changed_data, other_class_names
 from cnn_harness.harness.run.resolve import prepare

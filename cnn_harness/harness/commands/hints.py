@@ -13,8 +13,8 @@ from cnn_harness.base import plugins
 from cnn_harness.base.errors import Leave
 from cnn_harness.base.process import command_line, commands
 from cnn_harness.base.process.signals import StopRequest
-from cnn_harness.harness.cluster.membership import call_is_of_later_instance, under_poprun
 from cnn_harness.harness.options.call import Call
+from cnn_harness.harness.run.membership import call_is_of_later_instance, under_poprun
 from cnn_harness.harness.run.run import Run
 
 

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from cnn_harness.base.process import commands
-from cnn_harness.harness.commands import cli
+from cnn_harness.harness.distributed.folders import new_run_folder
+from cnn_harness.harness.distributed.team import Team, introduction
 from cnn_harness.harness.options.releases import vintage
-from cnn_harness.harness.processes.folders import new_run_folder
-from cnn_harness.harness.processes.team import Team, introduction
-from cnn_harness.harness.run import processor
+from cnn_harness.harness.run import cli, processor
 from cnn_harness.harness.run.recorded_arguments import arguments
 from cnn_harness.harness.run.run import Run
 from cnn_harness.log import RunLog, write_arguments

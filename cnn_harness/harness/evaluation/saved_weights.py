@@ -8,9 +8,9 @@ from typing import Any
 
 from cnn_harness.harness.checkpoints import compatibility
 from cnn_harness.harness.checkpoints.checkpoint import Checkpoint
+from cnn_harness.harness.distributed import folders
 from cnn_harness.harness.evaluation import photo_predictions, predictions_file
 from cnn_harness.harness.options.sections import RunOptions
-from cnn_harness.harness.processes import folders
 from cnn_harness.harness.run.origin import Origin
 from cnn_harness.harness.run.run import Run
 

@@ -12,7 +12,7 @@ from cnn_harness.base.errors import DataError
 from cnn_harness.base.process.signals import Signals
 from cnn_harness.harness.checkpoints import compatibility
 from cnn_harness.harness.checkpoints.checkpoint import Checkpoint
-from cnn_harness.harness.processes.team import Team
+from cnn_harness.harness.distributed.team import Team
 from cnn_harness.harness.reports import build_time, profile
 from cnn_harness.harness.reports.build_time import Compilation
 from cnn_harness.harness.run.length import epoch_images

@@ -44,9 +44,9 @@ from cnn_harness.base.fields import (
     timing,
 )  # fmt: skip
 from cnn_harness.emulator.plan.options import PASSES, DeviceOptions
-from cnn_harness.Optimisers._rule import UpdateRule
 from cnn_harness.harness.options import releases
 from cnn_harness.harness.options.update_rules import UPDATE_RULES, OptimiserOptions
+from cnn_harness.Optimisers._rule import UpdateRule
 
 COMMAND_LINE, CONFIGURATION, RECORDED = "command line", "configuration", "the recorded run"  # sources of values
 ACCUMULATION, AUTO = "gradient_accumulation_count", "auto"

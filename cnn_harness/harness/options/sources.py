@@ -1,6 +1,6 @@
 """Read the values that a call gives: on the command line, in a configuration and in the record of an earlier run.
 
-`harness/commands/option_values.py` decides which source wins.
+`harness/run/option_values.py` decides which source wins.
 """
 
 from __future__ import annotations

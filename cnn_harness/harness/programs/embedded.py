@@ -18,7 +18,7 @@ from cnn_harness.base.errors import OptionError
 from cnn_harness.base.storage import input_files
 from cnn_harness.emulator.native import library
 from cnn_harness.harness.checkpoints.checkpoint import Checkpoint
-from cnn_harness.harness.processes.consistency import code_version
+from cnn_harness.harness.distributed.consistency import code_version
 from cnn_harness.harness.run.run import Run
 
 if TYPE_CHECKING:

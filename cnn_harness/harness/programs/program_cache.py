@@ -38,8 +38,8 @@ from cnn_harness.base.storage import cache as user_cache
 from cnn_harness.base.storage import files, input_files
 from cnn_harness.emulator.native import library
 from cnn_harness.emulator.plan import machine
+from cnn_harness.harness.distributed.consistency import code_version
 from cnn_harness.harness.options.sections import with_trait
-from cnn_harness.harness.processes.consistency import code_version
 from cnn_harness.harness.run.run import Run
 
 if TYPE_CHECKING:

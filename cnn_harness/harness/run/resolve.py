@@ -25,10 +25,9 @@ from cnn_harness.emulator.plan.partition import PartitionError
 from cnn_harness.emulator.plan.plan import ExecutionPlan, PlanError
 from cnn_harness.emulator.plan.precision import NAMED, Precision, is_kernel
 from cnn_harness.emulator.plan.schedules import ScheduleError
-from cnn_harness.harness.cluster import membership
-from cnn_harness.harness.cluster.cluster import Cluster
 from cnn_harness.harness.options.sections import COMMAND_LINE, CONFIGURATION, DatasetOptions, RunOptions, with_trait
-from cnn_harness.harness.run import data, processor, rules
+from cnn_harness.harness.run import data, membership, processor, rules
+from cnn_harness.harness.run.cluster import Cluster
 from cnn_harness.harness.run.length import TrainingLength
 from cnn_harness.harness.run.run import Run
 from cnn_harness.Models._model import Model

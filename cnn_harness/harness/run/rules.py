@@ -21,15 +21,15 @@ from cnn_harness.emulator.plan.host_memory import gigabytes
 from cnn_harness.emulator.plan.number_formats import FP16, FP32
 from cnn_harness.emulator.plan.options import DeviceOptions
 from cnn_harness.emulator.plan.precision import ALL, FIRST, LAST, is_kernel
-from cnn_harness.harness.cluster import membership
-from cnn_harness.Optimisers._rule import SKIPPED
 from cnn_harness.harness.options import update_rules
 from cnn_harness.harness.options.releases import vintage
 from cnn_harness.harness.options.sections import RECORDED, DatasetOptions, RecipeBatch, RunOptions, flag
+from cnn_harness.harness.run import membership
 from cnn_harness.harness.run.data import SPLIT_FOLDERS, family
 from cnn_harness.harness.run.run import Run
 from cnn_harness.Models import _norms
 from cnn_harness.Models._layers import TRAINED_PROXY_ROWS
+from cnn_harness.Optimisers._rule import SKIPPED
 
 SMALL_MEAN_SQUARE = 1e-20  # smaller mean squares are from gradients too small to change weights
 _MEMORY = {ADDRESSES: "address space", DATA: "writable memory"}

@@ -15,14 +15,14 @@ from cnn_harness.emulator.plan import host_memory, machine
 from cnn_harness.emulator.plan.host_memory import HostMemory
 from cnn_harness.emulator.plan.number_formats import FP16
 from cnn_harness.emulator.plan.plan import ExecutionPlan
-from cnn_harness.harness.cluster.cluster import ALONE, Cluster
-from cnn_harness.Optimisers._rule import named_by
 from cnn_harness.harness.options.releases import version
 from cnn_harness.harness.options.sections import RunOptions
 from cnn_harness.harness.run import data
+from cnn_harness.harness.run.cluster import ALONE, Cluster
 from cnn_harness.harness.run.length import TrainingLength
 from cnn_harness.LR_Schedules._schedule import highest
 from cnn_harness.Models._norms import Norm
+from cnn_harness.Optimisers._rule import named_by
 
 if TYPE_CHECKING:
     from cnn_harness.emulator.cost_model.workload import Workload

@@ -11,10 +11,10 @@ from cnn_harness.harness.checkpoints import find, read, run_record, write
 from cnn_harness.harness.checkpoints.checkpoint import Checkpoint
 from cnn_harness.harness.checkpoints.read import Tensors
 from cnn_harness.harness.checkpoints.write import SaveError
-from cnn_harness.harness.cluster.cluster import host_of
-from cnn_harness.harness.diagnostics.divergence import Divergence
+from cnn_harness.harness.distributed import checkpoint_interval
 from cnn_harness.harness.options.sections import AUTO
-from cnn_harness.harness.processes import checkpoint_interval
+from cnn_harness.harness.run.cluster import host_of
+from cnn_harness.harness.training.divergence import Divergence
 from cnn_harness.harness.training.meter import Meter
 from cnn_harness.harness.training.run_dir import TrainingContext
 

@@ -13,14 +13,14 @@ from cnn_harness.base.process import tf_runtime
 from cnn_harness.base.process.signals import StopRequest
 from cnn_harness.harness.checkpoints import write
 from cnn_harness.harness.checkpoints.checkpoint import UNSAVED, Checkpoint
-from cnn_harness.harness.diagnostics.divergence import Divergence
-from cnn_harness.harness.diagnostics.numerics import Observer
-from cnn_harness.harness.diagnostics.stragglers import Stragglers
 from cnn_harness.harness.training.checkpointer import Checkpointer, CheckpointKind
+from cnn_harness.harness.training.divergence import Divergence
 from cnn_harness.harness.training.initial_state import InitialState
 from cnn_harness.harness.training.meter import TimeLeft
+from cnn_harness.harness.training.numerics import Observer
 from cnn_harness.harness.training.profiler import Progress, UpdateProfiler
 from cnn_harness.harness.training.run_dir import TrainingContext
+from cnn_harness.harness.training.stragglers import Stragglers
 from cnn_harness.harness.training.validator import Validator
 
 if TYPE_CHECKING:

@@ -22,15 +22,14 @@ from cnn_harness.harness.checkpoints import run_record, write
 from cnn_harness.harness.checkpoints.checkpoint import Checkpoint
 from cnn_harness.harness.checkpoints.write import SaveError, Writer
 from cnn_harness.harness.commands import run_log
-from cnn_harness.harness.diagnostics import divergence
+from cnn_harness.harness.distributed import folders
+from cnn_harness.harness.distributed.team import Team
 from cnn_harness.harness.evaluation import inference_record
 from cnn_harness.harness.options.sections import LoggingOptions
-from cnn_harness.harness.processes import folders
-from cnn_harness.harness.processes.team import Team
 from cnn_harness.harness.reports import mlperf, profile
 from cnn_harness.harness.run.recorded_arguments import ARITHMETIC, CLASSES, RUN_ID, arguments
 from cnn_harness.harness.run.run import Run
-from cnn_harness.harness.training import summary
+from cnn_harness.harness.training import divergence, summary
 from cnn_harness.log import RunLog, write_arguments
 
 _SKIP = "--skip-bad-records"

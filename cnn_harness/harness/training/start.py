@@ -15,13 +15,13 @@ from cnn_harness.base.fields import ONE_CALL
 from cnn_harness.harness.checkpoints import find, read, run_record
 from cnn_harness.harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from cnn_harness.harness.checkpoints.read import Tensors
-from cnn_harness.harness.cluster import membership
 from cnn_harness.harness.commands import entry
+from cnn_harness.harness.distributed import folders
+from cnn_harness.harness.distributed.team import Team
 from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.options.releases import vintage
 from cnn_harness.harness.options.sections import RunOptions, with_trait
-from cnn_harness.harness.processes import folders
-from cnn_harness.harness.processes.team import Team
+from cnn_harness.harness.run import membership
 from cnn_harness.harness.run.data import recorded_places
 from cnn_harness.harness.run.origin import Origin
 from cnn_harness.harness.run.recorded_arguments import ARITHMETIC, RUN_ID, changed_data

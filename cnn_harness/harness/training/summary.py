@@ -56,7 +56,7 @@ def log_finished(context: TrainingContext, done: int, validator: Validator, host
 
 def _write_page(context: TrainingContext) -> None:
     """Write the report page of the run. Log a warning if that fails."""
-    from cnn_harness.harness.report_page import run_page
+    from cnn_harness.harness.reports import run_page
 
     try:
         context.log.note(f"Report:          {run_page.write(context.folder)}")

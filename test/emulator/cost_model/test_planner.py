@@ -22,9 +22,9 @@ from cnn_harness.emulator.cost_model.throughput import Timing
 from cnn_harness.emulator.cost_model.workload import Workload
 from cnn_harness.emulator.network.network import Node, Shape
 from cnn_harness.emulator.plan import partition
-from cnn_harness.harness.planning.plan_options import run_of
 from cnn_harness.Models._norms import BatchNorm, GroupNorm
 from cnn_harness.tools import fit_planner
+from cnn_harness.tools.planning.plan_options import run_of
 
 MIB = 2**20
 

@@ -7,8 +7,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from cnn_harness.emulator.inference import frozen
-from cnn_harness.harness.commands import cli
 from cnn_harness.harness.programs import build, embedded
+from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 
 PLAIN = frozenset(  # operations that every export runtime has

@@ -14,7 +14,7 @@ from cnn_harness.emulator.lowering.policy import PrecisionPolicy
 from cnn_harness.emulator.native import library
 from cnn_harness.emulator.plan import precision
 from cnn_harness.emulator.program.runtime import new_graph
-from cnn_harness.harness.commands import cli
+from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 
 ACTIVATIONS = {"linear": tf.identity, "relu": tf.nn.relu, "relu6": tf.nn.relu6, "swish": lambda z: z * tf.sigmoid(z)}

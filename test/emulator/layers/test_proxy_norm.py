@@ -17,7 +17,7 @@ from cnn_harness.emulator.plan.precision import OFF, by_name
 from cnn_harness.emulator.program.runtime import new_graph
 from cnn_harness.emulator.program.training_program import TrainingProgram
 from cnn_harness.emulator.program.variables import ProgramVariables
-from cnn_harness.harness.commands import cli
+from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 from cnn_harness.harness.run.run import Run
 from cnn_harness.Models._layers import ProxyRule, Variable

@@ -12,8 +12,8 @@ from commands import assert_same_bits, run, succeed, variables
 from cnn_harness.emulator.layers.watch import GradientWatch, WatchedLayers
 from cnn_harness.emulator.plan.number_formats import E5M2FNUZ, FP16
 from cnn_harness.emulator.program.runtime import new_graph
-from cnn_harness.harness.commands import cli
 from cnn_harness.harness.programs.build import training_program, training_spec, validation_program
+from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 
 BASE = (

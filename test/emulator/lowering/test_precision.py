@@ -31,8 +31,8 @@ from cnn_harness.emulator.program.cells import Cells, StageOrder
 from cnn_harness.emulator.program.forward_backward import PassNetwork, stage_blocks
 from cnn_harness.emulator.program.loss_scale import LossScale
 from cnn_harness.emulator.program.runtime import new_graph, session_config
-from cnn_harness.harness.commands import cli
 from cnn_harness.harness.programs import build
+from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 from cnn_harness.Models._layers import ProxyRule
 from cnn_harness.Models._norms import BatchNorm, GroupNorm

@@ -19,7 +19,7 @@ from cnn_harness.emulator.network.network import LINEAR
 from cnn_harness.emulator.network.recorder import record_layers
 from cnn_harness.emulator.plan.precision import SINGLE
 from cnn_harness.emulator.program.runtime import new_graph
-from cnn_harness.harness.commands import cli
+from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 from cnn_harness.Models._layers import Initial, Layers, Tensor
 from cnn_harness.Models._norms import BatchNorm

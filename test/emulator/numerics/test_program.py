@@ -13,7 +13,7 @@ from cnn_harness.emulator.plan.checkpoint_tensors import AMAX_HISTORY
 from cnn_harness.emulator.plan.number_formats import E4M3FNUZ
 from cnn_harness.emulator.plan.options import DeviceOptions
 from cnn_harness.emulator.plan.precision import Precision
-from cnn_harness.harness.diagnostics import numerics_chart
+from cnn_harness.harness.reports import numerics_chart
 
 SCALE = 30.0
 KERNELS = "all/one/conv/conv2d/kernel", "all/two/dense/kernel"

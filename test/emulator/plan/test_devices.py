@@ -11,9 +11,10 @@ from cnn_harness.base.errors import OptionError
 from cnn_harness.emulator.plan import ipu_ids, plan
 from cnn_harness.emulator.plan.machine import Machine
 from cnn_harness.emulator.plan.plan import PlanError
-from cnn_harness.harness.commands import cli, gc_info
+from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 from cnn_harness.harness.run.run import Run
+from cnn_harness.tools import gc_info
 
 RESNET = "--precision 32.32 --dataset fashion-mnist --model-size 8 --batch-size 4 --seed 3"
 STAGED = f"{RESNET} --shards 4 --pipeline --pipeline-splits b1/0/relu b2/0/relu b3/0/relu --gradient-accumulation-count 8"

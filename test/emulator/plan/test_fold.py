@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cnn_harness.emulator.plan.plan import ExecutionPlan
-from cnn_harness.harness.commands import cli
+from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 
 SMALL = "--dataset fashion-mnist --model-size 8 --batch-size 4 --gradient-accumulation-count 8"

@@ -15,8 +15,8 @@ import pytest
 
 from cnn_harness.emulator.program import runtime
 from cnn_harness.emulator.program.training_program import TrainingProgram
-from cnn_harness.harness.commands import cli
 from cnn_harness.harness.programs.build import training_program
+from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 from cnn_harness.harness.run.run import Run
 

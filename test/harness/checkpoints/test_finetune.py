@@ -18,9 +18,9 @@ from cnn_harness.base.errors import OptionError
 from cnn_harness.emulator.program.variables import ProgramVariables
 from cnn_harness.harness.checkpoints import compatibility, conversion, read, run_record, write
 from cnn_harness.harness.checkpoints.checkpoint import Checkpoint, CheckpointError
-from cnn_harness.harness.commands import cli
 from cnn_harness.harness.options.update_rules import UPDATE_RULES
 from cnn_harness.harness.programs.build import training_program
+from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 from cnn_harness.harness.run.run import Run
 

@@ -12,10 +12,10 @@ from commands import assert_same_bits, run, succeed, variables
 
 from cnn_harness.harness.checkpoints import averages, conversion, run_record, write
 from cnn_harness.harness.checkpoints.checkpoint import Checkpoint
-from cnn_harness.harness.commands import cli
-from cnn_harness.harness.diagnostics.divergence import Divergence, remedies
 from cnn_harness.harness.options.update_rules import UPDATE_RULES
+from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
+from cnn_harness.harness.training.divergence import Divergence, remedies
 
 KERNEL = "all/fc1/dense/kernel"
 BASE = [

@@ -16,9 +16,8 @@ from slurm_tasks import OF_STEPS, TASK, found, task
 
 from cnn_harness.base import plugins
 from cnn_harness.base.errors import OptionError
-from cnn_harness.harness.cluster import membership, slurm
-from cnn_harness.harness.cluster.cluster import Cluster
-from cnn_harness.harness.commands import cli
+from cnn_harness.harness.run import cli, membership, slurm
+from cnn_harness.harness.run.cluster import Cluster
 
 PAGE = (plugins.ROOT / "docs" / "schedulers.md").read_text()
 HOSTS = ["h0:2222", "h1:2222", "h2:2222"]

@@ -21,11 +21,12 @@ from cnn_harness.base import plugins, version
 from cnn_harness.base.errors import Answered, DataError, OptionError
 from cnn_harness.emulator.native import library
 from cnn_harness.emulator.plan.options import PASSES
-from cnn_harness.harness.commands import cli, entry, hints
+from cnn_harness.harness.commands import entry, hints
 from cnn_harness.harness.options import call, catalogue, configs
 from cnn_harness.harness.options.call import Call, Parsed
 from cnn_harness.harness.options.other_names import OTHER_NAMES, OTHER_VALUES
 from cnn_harness.harness.options.sources import DEFAULT_CONFIG_PATH
+from cnn_harness.harness.run import cli
 
 CIFAR = ("--dataset", "cifar-10")
 IMAGENET = "--dataset imagenet --data-dir nowhere"  # parsing opens no data

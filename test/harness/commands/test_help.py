@@ -9,9 +9,9 @@ from commands import run, succeed
 from PIL import Image
 
 from cnn_harness.base import plugins
-from cnn_harness.harness.commands import cli
 from cnn_harness.harness.options import option_help
 from cnn_harness.harness.options.call import Call
+from cnn_harness.harness.run import cli
 
 SCRIPTS = ("train", "validation", "restore", "inference_embedded")
 TITLES = {"resnet": "ResNet", "resnext": "ResNeXt", "squeezenet": "SqueezeNet", "efficientnet": "EfficientNet"}

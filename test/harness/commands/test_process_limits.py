@@ -10,9 +10,9 @@ import pytest
 
 from cnn_harness.base import plugins
 from cnn_harness.base.process import command_line
-from cnn_harness.harness.commands import gc_profile
 from cnn_harness.harness.reports import profile
 from cnn_harness.log import RunLog
+from cnn_harness.tools import gc_profile
 
 ROOT = plugins.ROOT
 

@@ -199,7 +199,7 @@ def test_restore_validates_after_signal_during_validation(tmp_path):
 
 COMMANDS = (
     "train.py", "restore.py", "validation.py", "weight_avg.py", "inference_embedded.py", "poprun.py", "Datasets/verify.py",
-    "Datasets/convert.py", "cnn_harness/harness/commands/gc_profile.py", "cnn_harness/harness/commands/gc_info.py",
+    "Datasets/convert.py", "cnn_harness/tools/gc_profile.py", "cnn_harness/tools/gc_info.py",
     "cnn_harness/__main__.py compare", "cnn_harness/__main__.py import-weights", "cnn_harness/__main__.py report",
     "cnn_harness/__main__.py runs", "experiments/findings.py",
 )  # fmt: skip

@@ -15,7 +15,7 @@ from figures import checked
 
 from cnn_harness.base.storage import run_files
 from cnn_harness.emulator.numerics.observation import Observation
-from cnn_harness.harness.diagnostics import numerics
+from cnn_harness.harness.training import numerics
 
 WORDS = [
     "--dataset",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cnn_harness.harness.cluster.cluster import Cluster
-from cnn_harness.harness.diagnostics.stragglers import Stragglers
+from cnn_harness.harness.run.cluster import Cluster
+from cnn_harness.harness.training.stragglers import Stragglers
 
 
 def messages(stragglers: Stragglers, *rows: list[float]) -> list[str]:

@@ -14,9 +14,9 @@ from commands import run, succeed
 from PIL import Image
 from streams import joined, take
 
-from cnn_harness.harness.commands import cli
 from cnn_harness.harness.evaluation import photo_predictions
 from cnn_harness.harness.programs import build
+from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 
 CLASSES = 10

@@ -26,11 +26,11 @@ from cnn_harness.Datasets.formats import preprocessing
 from cnn_harness.Datasets.pipeline import image_files
 from cnn_harness.Datasets.sources.registry import published_spec
 from cnn_harness.harness.checkpoints import find, read
-from cnn_harness.harness.export import comparison, export_options, file_formats, network, predict
-from cnn_harness.harness.export.comparison import FP16, FP32, INT8
-from cnn_harness.harness.export.file_formats import FORMATS
 from cnn_harness.harness.programs import build
 from cnn_harness.tools import export
+from cnn_harness.tools.exporting import comparison, export_options, file_formats, network, predict
+from cnn_harness.tools.exporting.comparison import FP16, FP32, INT8
+from cnn_harness.tools.exporting.file_formats import FORMATS
 
 OWN = "savedmodel,frozen,tflite"  # formats of TensorFlow itself
 needs_onnx = pytest.mark.skipif(

@@ -13,8 +13,8 @@ from PIL import Image
 from cnn_harness.base.errors import DataError
 from cnn_harness.harness.checkpoints import read
 from cnn_harness.harness.checkpoints.checkpoint import Checkpoint
-from cnn_harness.harness.finetuning import survey
 from cnn_harness.harness.run import validations
+from cnn_harness.tools import survey
 
 SMALL = ("--image-size", 96, "--batch-size", 4, "--seed", 3)  # Lite0 takes them too
 COLOURS = {"blue": (20, 40, 220), "green": (30, 200, 60)}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cnn_harness.harness.commands import cli
 from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.options.sections import COMMAND_LINE
+from cnn_harness.harness.run import cli
 
 SAME = {
     "--epochs=3 --base-learning-rate-exponent=-9": {"epochs": 3, "base_learning_rate_exponent": -9},

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from cnn_harness.base.errors import DataError, OptionError
-from cnn_harness.harness.commands import cli
 from cnn_harness.harness.options import configs
 from cnn_harness.harness.options.call import DEFAULT_CONFIG_PATH, Parsed
+from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 
 # Modelled on MEME's configs.yml: strings for numbers, lists of memory proportions, one mapping with

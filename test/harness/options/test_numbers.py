@@ -12,11 +12,11 @@ from cnn_harness.base import plugins
 from cnn_harness.base.errors import OptionError
 from cnn_harness.base.process import command_line
 from cnn_harness.base.process.command_line import UsageError
-from cnn_harness.harness.cluster import membership
-from cnn_harness.harness.cluster.membership import TF_CONFIG
-from cnn_harness.harness.commands import cli, gc_info
-from cnn_harness.harness.processes import poprun_options
+from cnn_harness.harness.distributed import poprun_options
+from cnn_harness.harness.run import cli, membership
+from cnn_harness.harness.run.membership import TF_CONFIG
 from cnn_harness.LR_Schedules import stepped
+from cnn_harness.tools import gc_info
 from cnn_harness.tools.datasets import convert
 
 NO_NUMBERS = [

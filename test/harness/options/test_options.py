@@ -19,9 +19,9 @@ from commands import program, run, succeed
 from cnn_harness.base import plugins
 from cnn_harness.base.storage import tables
 from cnn_harness.emulator.plan.options import DeviceOptions
-from cnn_harness.harness.commands import cli
 from cnn_harness.harness.options.catalogue import Option, section_options
 from cnn_harness.harness.options.sections import SECTIONS
+from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 from cnn_harness.harness.run.run import Run
 from cnn_harness.harness.training.loop import TrainingLoop

@@ -14,11 +14,10 @@ import pytest
 
 from cnn_harness.base.errors import OptionError
 from cnn_harness.base.process import command_line
-from cnn_harness.harness.cluster import membership
-from cnn_harness.harness.commands import cli
 from cnn_harness.harness.options import configs
 from cnn_harness.harness.options.releases import VINTAGES, version
 from cnn_harness.harness.options.sources import DEFAULT_CONFIG_PATH
+from cnn_harness.harness.run import cli, membership
 from cnn_harness.harness.run.recorded_arguments import arguments
 from cnn_harness.harness.run.resolve import prepare
 from cnn_harness.harness.run.run import Run

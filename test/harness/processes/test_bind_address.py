@@ -10,8 +10,8 @@ import pytest
 from instances import ROOT
 
 from cnn_harness.base.errors import OptionError
-from cnn_harness.harness.cluster.cluster import Cluster
-from cnn_harness.harness.processes import bind_address
+from cnn_harness.harness.distributed import bind_address
+from cnn_harness.harness.run.cluster import Cluster
 
 V4, V6 = "10.1.2.3", "fd00::1:2"
 HOSTS = {

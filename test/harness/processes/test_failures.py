@@ -7,9 +7,9 @@ import random
 
 import pytest
 
+from cnn_harness.harness.distributed import checkpoint_interval
+from cnn_harness.harness.distributed.checkpoint_interval import best_interval, lost_share, safety_interval
 from cnn_harness.harness.options.sections import CheckpointOptions
-from cnn_harness.harness.processes import checkpoint_interval
-from cnn_harness.harness.processes.checkpoint_interval import best_interval, lost_share, safety_interval
 
 
 def simulated(interval: float, saving: float, restarting: float, between: float, failing: int = 20_000) -> float:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from cnn_harness.harness.cluster.cluster import Cluster
+from cnn_harness.harness.distributed import folders
 from cnn_harness.harness.options.sections import CheckpointOptions, LoggingOptions
-from cnn_harness.harness.processes import folders
+from cnn_harness.harness.run.cluster import Cluster
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from cnn_harness import poprun
 from cnn_harness.base.errors import OptionError
 from cnn_harness.base.process import command_line
 from cnn_harness.emulator.plan import ipu_ids
-from cnn_harness.harness.processes import launch, poprun_options
+from cnn_harness.harness.distributed import launch, poprun_options
 
 PLACE = (  # in one write: an unbuffered print writes line and newline separately, and instances would mix
     "import os, popdist as p; p.init(); p.checkNumIpusPerReplica(1);"

@@ -8,10 +8,10 @@ import pytest
 from commands import rows, run, succeed
 
 from cnn_harness.base.storage.locks import is_locked
-from cnn_harness.harness.commands import cli
 from cnn_harness.harness.programs import embedded
 from cnn_harness.harness.programs.build import frozen_program, validation_batches_uint8
 from cnn_harness.harness.programs.embedded import Served, load
+from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 from cnn_harness.ipu_utils import FrozenProgram
 from cnn_harness.log import RunLog

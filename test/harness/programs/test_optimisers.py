@@ -9,8 +9,8 @@ from commands import succeed, variables
 
 from cnn_harness.base.errors import OptionError
 from cnn_harness.emulator.program.runtime import new_graph, session_config
-from cnn_harness.Optimisers._rule import UpdateRule, named_by
 from cnn_harness.harness.options.sections import TrainingOptions
+from cnn_harness.Optimisers._rule import UpdateRule, named_by
 
 BASE = "--precision 32.32 --dataset fashion-mnist --model-size 8 --batch-size 8 --seed 3 --no-validation --iterations 5"
 RATES = "--abs-learning-rate 0.02 --warmup-epochs 0 --learning-rate-decay 1 --weight-decay 1e-3"

@@ -17,9 +17,9 @@ from cnn_harness.base import plugins
 from cnn_harness.base.tracing import compiled, compiling_ahead
 from cnn_harness.emulator.program.optimised_graph import OptimisedGraph
 from cnn_harness.emulator.program.runtime import new_graph
-from cnn_harness.harness.commands import cli
 from cnn_harness.harness.programs import program_cache
 from cnn_harness.harness.programs.program_cache import DiskCacheEntry
+from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 from cnn_harness.harness.run.run import Run
 

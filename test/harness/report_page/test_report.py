@@ -20,7 +20,8 @@ from PIL import Image
 
 from cnn_harness.base import plugins
 from cnn_harness.base.storage import tables
-from cnn_harness.harness.report_page import run_folder, run_page, validation_results
+from cnn_harness.harness.reports import run_folder, run_page
+from cnn_harness.tools import validation_results
 
 CLASSES = ("<script>alert(1)<", 'b "quoted" & co', "c")
 NETWORK = (

@@ -9,10 +9,9 @@ from commands import SCRIPTS, run, succeed
 
 from cnn_harness.base.errors import OptionError
 from cnn_harness.base.storage import run_files, tables
-from cnn_harness.harness.diagnostics import numerics
 from cnn_harness.harness.evaluation import inference_record
-from cnn_harness.harness.report_page import run_page
-from cnn_harness.harness.reports import output, profile
+from cnn_harness.harness.reports import output, profile, run_page
+from cnn_harness.harness.training import numerics
 
 
 @pytest.fixture

@@ -24,10 +24,11 @@ from cnn_harness.emulator.plan.plan import ExecutionPlan
 from cnn_harness.emulator.plan.schedules import Action
 from cnn_harness.emulator.plan.timings import CellTiming
 from cnn_harness.emulator.program.training_program import Profile
-from cnn_harness.harness.commands import cli, gc_profile
 from cnn_harness.harness.programs.build import training_program
 from cnn_harness.harness.reports import timeline
+from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
+from cnn_harness.tools import gc_profile
 
 ROOT = plugins.ROOT
 RESNET = "--precision 32.32 --dataset fashion-mnist --model-size 8 --batch-size 8 --seed 3 --fold 1"
@@ -175,7 +176,7 @@ def test_profile_explains_time_before_first_update(tmp_path):
 
 def test_gc_profile_runs_command(tmp_path):
     words = [*RESNET.split(), "--iterations", "3", "--no-validation", "--no-logs"]
-    tool = [sys.executable, "-m", "cnn_harness.harness.commands.gc_profile", "-d", str(tmp_path / "kept")]
+    tool = [sys.executable, "-m", "cnn_harness.tools.gc_profile", "-d", str(tmp_path / "kept")]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [*tool, "--", sys.executable, str(ROOT / "train.py"), *words, "--gc-profile", "DEVICE_PROFILE"]
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300, check=False)

@@ -12,8 +12,8 @@ from commands import run
 
 from cnn_harness.base import plugins
 from cnn_harness.base.errors import OptionError
-from cnn_harness.harness.commands import cli
 from cnn_harness.harness.options.sections import SECTIONS
+from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 
 TWO = json.dumps({"cluster": {"worker": ["a:1", "b:2"]}, "task": {"index": 0}})

@@ -18,8 +18,7 @@ import tensorflow.compat.v1 as tf
 from commands import arguments, assert_same_bits, moved, rows, run, succeed, timeless, variables
 
 from cnn_harness.base import plugins
-from cnn_harness.harness.commands import cli
-from cnn_harness.harness.run import validations
+from cnn_harness.harness.run import cli, validations
 from cnn_harness.harness.run.resolve import prepare
 from cnn_harness.harness.training.meter import TimeLeft
 

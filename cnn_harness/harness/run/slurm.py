@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from cnn_harness.base.errors import OptionError
 from cnn_harness.base.fields import short
-from cnn_harness.harness.cluster.cluster import SLURM, Cluster, check_addresses, number
+from cnn_harness.harness.run.cluster import SLURM, Cluster, check_addresses, number
 
 JOB, STEP, RANK = "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID"
 NODE, LOCAL = "SLURM_NODEID", "SLURM_LOCALID"

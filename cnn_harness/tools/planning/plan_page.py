@@ -8,10 +8,7 @@ from dataclasses import asdict
 from cnn_harness.emulator.cost_model import variants
 from cnn_harness.emulator.cost_model.prediction import Prediction, predict
 from cnn_harness.emulator.plan.schedules import SCHEDULES
-from cnn_harness.harness.planning import plan_table, scaling
-from cnn_harness.harness.planning.planned_config import Planned
-from cnn_harness.harness.report_page import markup
-from cnn_harness.harness.reports import timeline
+from cnn_harness.harness.reports import markup, timeline
 from cnn_harness.harness.reports.chart import (
     ALL,
     BLUE,
@@ -29,6 +26,8 @@ from cnn_harness.harness.reports.chart import (
     Rows,
 )
 from cnn_harness.harness.reports.predicted_rate import MIB
+from cnn_harness.tools.planning import plan_table, scaling
+from cnn_harness.tools.planning.planned_config import Planned
 
 PARTS = {
     "weights": "#264653", "optimiser_state": "#2a9d8f", "gradients": "#8ab17d", "stashed_activations": "#e9c46a",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cnn_harness.harness.cluster.cluster import Cluster
+from cnn_harness.harness.run.cluster import Cluster
 
 # An instance becomes slow if the others wait for it for more than the share MUCH of the time. It is no longer slow if they
 # wait for less than the share LITTLE.

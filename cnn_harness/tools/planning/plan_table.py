@@ -9,8 +9,8 @@ from cnn_harness.base.process import commands
 from cnn_harness.emulator.cost_model.prediction import Prediction
 from cnn_harness.emulator.cost_model.search import keeps_micro_batch
 from cnn_harness.emulator.plan.schedules import BACKWARD, FORWARD
-from cnn_harness.harness.planning.planned_config import Planned, efficiencies
 from cnn_harness.harness.reports.predicted_rate import MIB, duration, sdk_of
+from cnn_harness.tools.planning.planned_config import Planned, efficiencies
 
 NOTE = "The planner is fitted to published rates. To see its errors, run cnn fit-planner."
 

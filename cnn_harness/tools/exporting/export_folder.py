@@ -10,8 +10,8 @@ from pathlib import Path
 
 from cnn_harness.base.errors import OptionError
 from cnn_harness.base.storage import files, input_files, locks
-from cnn_harness.harness.export.file_formats import FORMATS
-from cnn_harness.harness.export.network import LABELS, PREPROCESSING
+from cnn_harness.tools.exporting.file_formats import FORMATS
+from cnn_harness.tools.exporting.network import LABELS, PREPROCESSING
 
 PROGRAM = Path(__file__).with_name("predict.py")  # classifies photos with the exported files
 _TEXTS = (LABELS, PREPROCESSING, PROGRAM.name)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cnn_harness.harness.report_page import markup
+from cnn_harness.harness.reports import markup
 
 if TYPE_CHECKING:
-    from cnn_harness.harness.report_page.validation_results import Evaluation
+    from cnn_harness.tools.validation_results import Evaluation
 
 _MATRIX = 25  # With more classes, the confusion matrix is not drawn.
 _LISTED = 30  # With more classes, the table of classes is folded.

@@ -17,8 +17,6 @@ from cnn_harness.base import plugins
 from cnn_harness.base.errors import OptionError, WrongInput, parts
 from cnn_harness.base.fields import HINT, short
 from cnn_harness.emulator.plan.options import FASTEST
-from cnn_harness.harness.commands import option_values
-from cnn_harness.harness.commands.option_values import OptionValues
 from cnn_harness.harness.options.call import Call, Parsed
 from cnn_harness.harness.options.catalogue import Catalogue, catalogue, format_value
 from cnn_harness.harness.options.sections import (
@@ -30,7 +28,9 @@ from cnn_harness.harness.options.sections import (
     flag,
 )
 from cnn_harness.harness.options.sources import GivenValue, chosen_config, from_call, from_config, from_record
+from cnn_harness.harness.run import option_values
 from cnn_harness.harness.run.data import NoDataSet
+from cnn_harness.harness.run.option_values import OptionValues
 
 if TYPE_CHECKING:
     from cnn_harness.harness.options.configs import Block

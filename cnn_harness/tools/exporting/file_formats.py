@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     import tensorflow.compat.v1 as tf
 
-    from cnn_harness.harness.export.predict import Runner
+    from cnn_harness.tools.exporting.predict import Runner
 
 _OPSET = 17  # the newest ONNX opset in which tf2onnx can write all networks
 
@@ -47,7 +47,7 @@ class Content:
 
 def _by_program(path: Path) -> Runner:
     """Open a file in the same way as predict.py, which is a part of every export."""
-    from cnn_harness.harness.export import predict
+    from cnn_harness.tools.exporting import predict
 
     return predict.opened(path)
 
@@ -229,7 +229,7 @@ def _write_safetensors(content: Content, path: Path) -> None:
 
 
 def _safetensors_runner(path: Path) -> Runner:
-    from cnn_harness.harness.export import comparison, network
+    from cnn_harness.tools.exporting import comparison, network
 
     read = network.open_network(str(path))
     return lambda images: comparison.own_answers(read, images)

@@ -25,8 +25,8 @@ from cnn_harness.base.storage.run_files import ARGUMENTS, REPLACED
 from cnn_harness.base.storage.tables import TABLES
 from cnn_harness.harness.checkpoints import find, run_record
 from cnn_harness.harness.checkpoints.checkpoint import CheckpointError
-from cnn_harness.harness.cluster.cluster import POPRUN
-from cnn_harness.harness.processes.team import Team
+from cnn_harness.harness.distributed.team import Team
+from cnn_harness.harness.run.cluster import POPRUN
 from cnn_harness.harness.run.recorded_arguments import RUN_ID
 from cnn_harness.harness.run.run import Run
 

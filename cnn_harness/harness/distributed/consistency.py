@@ -12,8 +12,8 @@ from cnn_harness.base import version
 from cnn_harness.base.errors import OptionError
 from cnn_harness.base.fields import PER_INSTANCE
 from cnn_harness.emulator.native import library
-from cnn_harness.harness.cluster.cluster import Cluster
 from cnn_harness.harness.options.sections import with_trait
+from cnn_harness.harness.run.cluster import Cluster
 from cnn_harness.harness.run.run import Run
 
 _FOLDERS = ("base", "Models", "Datasets", "LR_Schedules", "emulator", "harness")

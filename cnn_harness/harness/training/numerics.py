@@ -89,7 +89,7 @@ class Observer:
 
     def observe(self, done: int) -> None:
         """Observe the network after `done` updates, write the observation and draw the chart."""
-        from cnn_harness.harness.diagnostics import numerics_chart
+        from cnn_harness.harness.reports import numerics_chart
 
         context = self._context
         if self._observing is None:

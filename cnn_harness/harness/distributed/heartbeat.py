@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import grpc
 
 from cnn_harness.base.errors import Failure, OptionError
-from cnn_harness.harness.cluster.cluster import Cluster
+from cnn_harness.harness.run.cluster import Cluster
 
 _STATUS = "/tensorflow.WorkerService/GetStatus"
 _MAX_FAILURES = 3  # An instance is lost after this number of failed requests in a row, because a connection may break once.

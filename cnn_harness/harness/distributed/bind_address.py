@@ -20,7 +20,7 @@ from pathlib import Path
 
 from cnn_harness.base.errors import OptionError
 from cnn_harness.base.fields import short
-from cnn_harness.harness.cluster.cluster import Cluster, host_of
+from cnn_harness.harness.run.cluster import Cluster, host_of
 
 ALL = "all"
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address

@@ -16,12 +16,11 @@ from cnn_harness.emulator.cost_model.prediction import check_tiles
 from cnn_harness.emulator.cost_model.systems import System, by_name, smallest_holding
 from cnn_harness.emulator.cost_model.workload import Workload
 from cnn_harness.harness.checkpoints import find
-from cnn_harness.harness.cluster import membership
-from cnn_harness.harness.commands import answers, cli, entry
+from cnn_harness.harness.commands import answers, entry
 from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.options.sections import flag
 from cnn_harness.harness.reports import output
-from cnn_harness.harness.run import resolve, rules
+from cnn_harness.harness.run import cli, membership, resolve, rules
 from cnn_harness.harness.run.run import Run
 
 MAX_PROCESSES = 65536

@@ -24,8 +24,8 @@ from typing import IO, NamedTuple
 from cnn_harness.base.errors import OptionError
 from cnn_harness.base.process import commands, orphans
 from cnn_harness.base.process.signals import URGENT
-from cnn_harness.harness.cluster import membership
-from cnn_harness.harness.processes import job_token
+from cnn_harness.harness.distributed import job_token
+from cnn_harness.harness.run import membership
 
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 _NODES = Path("/sys/devices/system/node")

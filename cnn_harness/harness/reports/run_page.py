@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 from cnn_harness.base.errors import OptionError
 from cnn_harness.base.process import commands
 from cnn_harness.base.storage import files
-from cnn_harness.harness.report_page import markup, run_folder, validation_sections
-from cnn_harness.harness.report_page.run_folder import RunFolder
-from cnn_harness.harness.reports import training_chart
+from cnn_harness.harness.reports import markup, run_folder, training_chart, validation_sections
+from cnn_harness.harness.reports.run_folder import RunFolder
 from cnn_harness.harness.reports.training_chart import number
 
 if TYPE_CHECKING:
-    from cnn_harness.harness.report_page.validation_results import Evaluation
+    from cnn_harness.tools.validation_results import Evaluation
 
 FILE = "report.html"
 MAX_RUNS = 16  # maximum number of runs on one page

@@ -19,9 +19,9 @@ from cnn_harness.emulator.plan.number_formats import FP16
 from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.options.exclusive import drop_conflicting
 from cnn_harness.harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, with_trait
-from cnn_harness.harness.planning import plan_options
-from cnn_harness.harness.planning.plan_options import PlanRequest
 from cnn_harness.harness.run.run import Run
+from cnn_harness.tools.planning import plan_options
+from cnn_harness.tools.planning.plan_options import PlanRequest
 
 _GIVEN = (COMMAND_LINE, CONFIGURATION, RECORDED)
 

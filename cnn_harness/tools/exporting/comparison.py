@@ -13,8 +13,8 @@ from cnn_harness.emulator.plan import number_formats
 from cnn_harness.harness.programs import embedded
 
 if TYPE_CHECKING:
-    from cnn_harness.harness.export.network import TrainedNetwork
-    from cnn_harness.harness.export.predict import Runner
+    from cnn_harness.tools.exporting.network import TrainedNetwork
+    from cnn_harness.tools.exporting.predict import Runner
 
 CHECKED, CALIBRATED = 64, 128  # These are numbers of images for the comparison and for the calibration of --int8.
 _COARSE = 4  # A generated image has this number of squares along each side.

@@ -17,10 +17,10 @@ from typing import Any
 from cnn_harness.base.bounds import json_value
 from cnn_harness.base.errors import OptionError
 from cnn_harness.base.fields import short
-from cnn_harness.harness.cluster import slurm
-from cnn_harness.harness.cluster.cluster import ALONE, POPRUN, Cluster, check_addresses, number
 from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.options.sections import CONFIGURATION, RECORDED, RunOptions, flag
+from cnn_harness.harness.run import slurm
+from cnn_harness.harness.run.cluster import ALONE, POPRUN, Cluster, check_addresses, number
 
 TOTAL, LOCAL, OFFSET = "POPDIST_NUM_TOTAL_REPLICAS", "POPDIST_NUM_LOCAL_REPLICAS", "POPDIST_REPLICA_INDEX_OFFSET"
 IPUS, UNIFORM = "POPDIST_NUM_IPUS_PER_REPLICA", "POPDIST_UNIFORM_REPLICAS_PER_INSTANCE"

@@ -16,17 +16,16 @@ from cnn_harness.base.storage import run_files
 from cnn_harness.Datasets.formats import class_names, preprocessing
 from cnn_harness.harness.checkpoints import compatibility, find, read
 from cnn_harness.harness.checkpoints.checkpoint import Checkpoint, CheckpointError
-from cnn_harness.harness.cluster import membership
 from cnn_harness.harness.commands import answers, entry
-from cnn_harness.harness.commands.cli import NORMALISATION
 from cnn_harness.harness.evaluation import inference_record
-from cnn_harness.harness.export.export_options import SCRIPT
 from cnn_harness.harness.options.call import Call, Parsed
 from cnn_harness.harness.options.sections import COMMAND_LINE, RunOptions, flag, with_trait
-from cnn_harness.harness.run import network_names
+from cnn_harness.harness.run import membership, network_names
+from cnn_harness.harness.run.cli import NORMALISATION
 from cnn_harness.harness.run.recorded_arguments import option_values
 from cnn_harness.harness.run.resolve import prepare
 from cnn_harness.harness.run.run import Run
+from cnn_harness.tools.exporting.export_options import SCRIPT
 
 if TYPE_CHECKING:
     import numpy as np

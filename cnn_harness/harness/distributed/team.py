@@ -22,14 +22,14 @@ from cnn_harness.base.errors import Leave, OptionError
 from cnn_harness.base.process import commands, tf_runtime
 from cnn_harness.base.process.signals import Signals, StopRequest, for_others
 from cnn_harness.emulator.plan import machine
-from cnn_harness.harness.cluster.cluster import ALONE, SLURM, Cluster
-from cnn_harness.harness.cluster.membership import OPENMPI
+from cnn_harness.harness.run.cluster import ALONE, SLURM, Cluster
+from cnn_harness.harness.run.membership import OPENMPI
 from cnn_harness.harness.run.run import Run
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from cnn_harness.harness.processes.heartbeat import Heartbeat
+    from cnn_harness.harness.distributed.heartbeat import Heartbeat
     from cnn_harness.ipu_utils import WorkerGroup
 
 _STATUS_SECONDS = 20.0  # Wait at most this long for another instance to read the status of this one. A host may be busy.
@@ -97,7 +97,7 @@ class Team:
             # End without closing the session. Closing would wait for other instances, and these wait for this one.
             time.sleep(_LAST_FETCH)
         if self.is_peer_failure(error):
-            from cnn_harness.harness.processes import heartbeat
+            from cnn_harness.harness.distributed import heartbeat
 
             reason = self._why_lost(error)
             self._call_before_exit(reason)
@@ -137,7 +137,7 @@ class Team:
         """Start TensorFlow's server, wait for all instances and compare their options. Return the seed of instance 0."""
         if self.size == 1:
             return run.seed
-        from cnn_harness.harness.processes import bind_address, consistency, heartbeat, job_token
+        from cnn_harness.harness.distributed import bind_address, consistency, heartbeat, job_token
 
         check_port(self.cluster)
         addresses = bind_address.listening_addresses(run.options.training.bind, self.cluster)
@@ -166,7 +166,7 @@ class Team:
 
         Raise OptionError if an address belongs to another run, which is not affected.
         """
-        from cnn_harness.harness.processes import heartbeat, job_token
+        from cnn_harness.harness.distributed import heartbeat, job_token
 
         own = {"addresses": self.cluster.addresses}
         self.group.set_status(json.dumps(own))
@@ -328,7 +328,7 @@ def introduction(cluster: Cluster, wire: str = "fp32", bind: str | None = None) 
     """
     if cluster.size == 1:
         return []
-    from cnn_harness.harness.processes import bind_address
+    from cnn_harness.harness.distributed import bind_address
 
     where = " and ".join(map(str, bind_address.listening_addresses(bind, cluster))) or "every network interface"
     return [

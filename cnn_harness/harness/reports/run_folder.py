@@ -12,12 +12,11 @@ from cnn_harness.base.fields import ONE_CALL, PER_INSTANCE
 from cnn_harness.base.storage.run_files import ARGUMENTS
 from cnn_harness.base.storage.tables import TABLES, run_table
 from cnn_harness.harness.checkpoints import find, run_record
-from cnn_harness.harness.commands import cli
 from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.options.catalogue import every_option
 from cnn_harness.harness.options.sections import flag, with_trait
 from cnn_harness.harness.reports import training_chart
-from cnn_harness.harness.run import validations
+from cnn_harness.harness.run import cli, validations
 
 Row = Mapping[str, str]
 _DECIDING = ("model", "dataset", "lr_schedule", "optimiser")  # The defaults of other options depend on these options.

@@ -13,8 +13,8 @@ from cnn_harness.base.fields import short
 from cnn_harness.base.process import command_line
 from cnn_harness.harness.checkpoints import find, weights_file
 from cnn_harness.harness.commands import answers
-from cnn_harness.harness.export.file_formats import FORMATS
 from cnn_harness.harness.options.call import Call
+from cnn_harness.tools.exporting.file_formats import FORMATS
 
 SCRIPT = "validation"  # cnn export accepts the options of this command for network and data.
 FOLDER = "export"  # This is the name of the default output folder in the run directory.

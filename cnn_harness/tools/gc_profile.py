@@ -16,7 +16,7 @@ import os
 import sys
 from pathlib import Path
 
-from cnn_harness.harness.processes import launch
+from cnn_harness.harness.distributed import launch
 from cnn_harness.harness.reports.profile import FOLDER_VARIABLE, STEM
 
 
