@@ -52,15 +52,14 @@ LAYERS = (
     ("ipu_utils",),
     ("Optimisers",),
     ("harness.options",),
-    ("harness.cluster",),
     ("harness.run",),
-    ("harness.checkpoints", "harness.reports"),
-    ("harness.processes",),
+    ("harness.checkpoints",),
+    ("harness.distributed",),
+    ("harness.reports",),
     ("harness.programs",),
-    ("harness.evaluation", "harness.diagnostics"),
+    ("harness.evaluation",),
     ("harness.commands",),
-    ("harness.report_page",),
-    ("harness.training", "harness.planning", "harness.finetuning", "harness.export"),
+    ("harness.training",),
     (
         "train",
         "validation",
@@ -69,11 +68,12 @@ LAYERS = (
         "poprun",
     ),
     ("restore",),
+    ("tools.planning", "tools.exporting"),
     ("tools",),
     ("api", "__main__", "experiments"),
 )
 LAYER = {package: number for number, packages in enumerate(LAYERS) for package in packages}
-PACKAGE_FILES = 12  # at most, without plug-ins
+PACKAGE_FILES = 18  # at most, without plug-ins
 FILES = [ROOT / f"{name}.py" for name in (*SCRIPTS, *FACES)] + [
     path
     for name in ("cnn_harness", "Models", "Datasets", "LR_Schedules", "experiments", "tools")

@@ -26,7 +26,7 @@ from cnn_harness.harness.commands import answers, hints
 from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.options.sections import RunOptions, flag
 from cnn_harness.harness.reports import run_folder, run_page
-from cnn_harness.harness.run import cli, data, membership, validations
+from cnn_harness.harness.run import data, membership, validations
 from cnn_harness.tools import report, survey
 
 _INVALID = {
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
     folder, run = Path(options.folder), Path(options.logs_path or default_run(options.folder))
     usual = {"config": "finetune", "data_dir": folder, "logs_path": run, "autoresume": True}
     call = Call.of_values(usual, "train") + call
-    parsed = cli.resolve(call)
+    parsed = answers.resolve(call)
     surveyed = _survey(folder, parsed.options)
     for line in surveyed.lines:
         print(line)

@@ -53,7 +53,7 @@ from cnn_harness.harness.distributed import launch
 from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.options.configs import ConfigFile, Entry
 from cnn_harness.harness.options.sections import flag
-from cnn_harness.harness.run import cli, membership, validations
+from cnn_harness.harness.run import membership, validations
 from cnn_harness.harness.run.resolve import prepare
 
 MAX_TRIALS = 1000
@@ -277,7 +277,7 @@ def _text(value: Any) -> str:
 def _check(trial: Trial, where: str, metric: str) -> list[str]:
     """Return warnings about a trial. Raise OptionError if train.py would reject its options."""
     try:
-        parsed = cli.resolve(trial.call)
+        parsed = answers.resolve(trial.call)
         run = prepare(parsed.options, os.environ, parsed.notes)
     except (OptionError, PlanError, DataError) as error:
         message, listed = parts(error)

@@ -9,18 +9,20 @@ import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from cnn_harness.base import version
-from cnn_harness.base.errors import Answered, Failure, WrongInput
+from cnn_harness.base.errors import Answered, Failure, OptionError, WrongInput
 from cnn_harness.base.process import command_line, commands
 from cnn_harness.emulator.plan.options import FASTEST
 from cnn_harness.harness.options import option_help
 from cnn_harness.harness.options.call import DEFAULT_CONFIG_PATH, Call, Parsed
 from cnn_harness.harness.options.sections import RunOptions
 from cnn_harness.harness.run import cli
+from cnn_harness.harness.run.data import NoDataSet
 
 _QUESTIONS = ("help", "version", "list_configs")
 _RECORDED = ("restore_path", "autoresume", "init_path")  # options whose answer needs recorded options
@@ -49,7 +51,7 @@ def answer_early(script: str) -> Call:
         if any(name in call for name in _RECORDED) or (script == "restore" and not asks(call)):
             return call
         if not asks(call) and "explain" not in call:
-            return replace(call, parsed=cli.resolve(call))
+            return replace(call, parsed=resolve(call))
     except WrongInput:
         pass  # `parse` raises the error again, and `run_command` reports it
     sys.exit(run_command(script, lambda call: int(bool(parse(call))), call))
@@ -58,6 +60,32 @@ def answer_early(script: str) -> Call:
 def asks(call: Call) -> bool:
     """Return whether the call asks for help, the version or the configurations."""
     return any(name in call for name in _QUESTIONS)
+
+
+def resolve(
+    call: Call, recorded: Mapping[str, Any] | None = None, record: Path | None = None, dataset: str | None = None
+) -> Parsed:
+    """Return the options of one call, as `cli.resolve` does. Weights of --init-path bring the options of their network."""
+    try:
+        return cli.resolve(call, recorded, record=record, dataset=dataset, network_of=_recorded_network)
+    except NoDataSet:
+        if call.script in ("train", "restore"):
+            raise
+    from cnn_harness.harness.commands import run_list
+
+    raise OptionError(
+        f"no run given; give a run directory, as in {call.script}.py logs/<run>, or --dataset fashion-mnist to measure "
+        "random weights",
+        run_list.listed(),
+    )
+
+
+def _recorded_network(weights: Path) -> Mapping[str, Any]:
+    from cnn_harness.harness.checkpoints import find, run_record
+
+    with suppress(WrongInput, OSError):  # reading the weights reports the error later
+        return run_record.options(find.run_folder(weights))
+    return {}
 
 
 def parse(call: Call, recorded: Mapping[str, Any] | None = None, folder: Path | None = None) -> Parsed:
@@ -71,7 +99,7 @@ def parse(call: Call, recorded: Mapping[str, Any] | None = None, folder: Path | 
         from cnn_harness.harness.checkpoints import run_record
 
         record = run_record.arguments_file(folder)
-    parsed = (not recorded and call.parsed) or cli.resolve(call, recorded, record=record)
+    parsed = (not recorded and call.parsed) or resolve(call, recorded, record)
     if parsed.options.main.help:
         answer(option_help.help_text(parsed.catalogue, parsed.options, call.script))
     if parsed.options.main.explain:

@@ -11,9 +11,9 @@ from cnn_harness.base.storage.tables import run_table
 from cnn_harness.harness.checkpoints import averages, find
 from cnn_harness.harness.checkpoints.checkpoint import AVERAGES
 from cnn_harness.harness.distributed import folders
+from cnn_harness.harness.reports import numerics_record
 from cnn_harness.harness.run import validations
 from cnn_harness.harness.run.run import Run
-from cnn_harness.harness.training import numerics
 
 
 def folder_of_run(logs_path: str | None) -> Path | None:
@@ -63,7 +63,7 @@ def is_complete(run: Run, folder: Path, updates: int) -> bool:
     if validates and run.length.is_checkpoint(updates) and not validated:
         return False
     every = run.options.logging.numerics
-    if every and numerics.is_missing(folder, updates, every):
+    if every and numerics_record.is_missing(folder, updates, every):
         return False
     if updates == run.length.iterations or validations.patience_is_over(checkpoints, checkpoint.patience):
         listed = [row["name"] for row in rows if int(row["iteration"]) < 0]

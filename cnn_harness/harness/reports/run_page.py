@@ -17,7 +17,7 @@ from cnn_harness.harness.reports.run_folder import RunFolder
 from cnn_harness.harness.reports.training_chart import number
 
 if TYPE_CHECKING:
-    from cnn_harness.tools.validation_results import Evaluation
+    from cnn_harness.harness.reports.validation_sections import Evaluation
 
 FILE = "report.html"
 MAX_RUNS = 16  # maximum number of runs on one page

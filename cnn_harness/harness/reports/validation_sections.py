@@ -3,20 +3,72 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from html import escape
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cnn_harness.harness.reports import markup
 
-if TYPE_CHECKING:
-    from cnn_harness.tools.validation_results import Evaluation
-
 _MATRIX = 25  # With more classes, the confusion matrix is not drawn.
 _LISTED = 30  # With more classes, the table of classes is folded.
 _PAIRS = 12  # At most this number of pairs of confused classes is listed.
 _SCORES = "precision", "recall", "F1"
+WRONG = 12  # The page shows at most this number of wrong predictions.
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Predictions for n images.
+
+    `labels` [n] are the actual classes and `records` [n] the record numbers. `answers` [n, k] are the k most probable
+    classes in order of decreasing probability, and `probabilities` [n, k] their probabilities. `files` and `images` map the
+    index of an image, from 0 to n - 1, to its file name and to the network's input image as PNG or JPEG. Some images may be
+    missing.
+    """
+
+    checkpoint: str
+    classes: int
+    names: tuple[str, ...]
+    labels: np.ndarray
+    records: np.ndarray
+    answers: np.ndarray
+    probabilities: np.ndarray
+    files: Mapping[int, str] = field(default_factory=dict)
+    images: Mapping[int, bytes] = field(default_factory=dict)
+
+    def name(self, label: int) -> str:
+        """Return the name of a class, or its number if it has no name."""
+        return self.names[label] if label < len(self.names) else f"class {label}"
+
+    def described(self, place: int) -> str:
+        """Return an image's file name, or its record number if the file name is unknown."""
+        return self.files.get(place) or f"record {self.records[place]} of the validation set"
+
+    def confusion_matrix(self) -> np.ndarray:
+        """Return the confusion matrix: the number of images for each [actual class, predicted class]."""
+        pairs = self.labels * self.classes + self.answers[:, 0]
+        return np.bincount(pairs, minlength=self.classes**2).reshape(self.classes, self.classes)
+
+    def class_scores(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return precision, recall and F1 as an array [classes, 3], and the number of images [classes]. 0/0 counts as 0."""
+        right = self.labels[self.labels == self.answers[:, 0]]
+        both, answered, images = (np.bincount(of, minlength=self.classes) for of in (right, self.answers[:, 0], self.labels))
+        parts = both / np.maximum(answered, 1), both / np.maximum(images, 1), 2 * both / np.maximum(answered + images, 1)
+        return np.stack(parts, 1), images
+
+    def most_confused(self, most: int) -> list[tuple[int, int, int]]:
+        """Return the most frequent confusions: at most `most` triples (actual class, predicted class, number of images)."""
+        wrong = self.labels != self.answers[:, 0]
+        pairs = np.stack([self.labels[wrong], self.answers[wrong, 0]])
+        pairs, count = np.unique(pairs, axis=1, return_counts=True)
+        return [(int(pairs[0, k]), int(pairs[1, k]), int(count[k])) for k in np.argsort(-count, kind="stable")[:most]]
+
+    def mistakes(self) -> list[int]:
+        """Return the indices of at most WRONG images with wrong predictions, in order of decreasing probability."""
+        order = np.argsort(-self.probabilities[:, 0], kind="stable")
+        return [int(k) for k in order[self.labels[order] != self.answers[order, 0]][:WRONG]]
 
 
 def section(scored: Evaluation) -> str:

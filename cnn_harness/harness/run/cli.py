@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cnn_harness.base import plugins
-from cnn_harness.base.errors import OptionError, WrongInput, parts
+from cnn_harness.base.errors import OptionError, parts
 from cnn_harness.base.fields import HINT, short
 from cnn_harness.emulator.plan.options import FASTEST
 from cnn_harness.harness.options.call import Call, Parsed
@@ -29,7 +28,6 @@ from cnn_harness.harness.options.sections import (
 )
 from cnn_harness.harness.options.sources import GivenValue, chosen_config, from_call, from_config, from_record
 from cnn_harness.harness.run import option_values
-from cnn_harness.harness.run.data import NoDataSet
 from cnn_harness.harness.run.option_values import OptionValues
 
 if TYPE_CHECKING:
@@ -51,16 +49,18 @@ def parse(
 def resolve(
     call: Call, recorded: Mapping[str, Any] | None = None, environ: Mapping[str, str] = os.environ,
     record: Path | None = None, dataset: str | None = None,
+    network_of: Callable[[Path], Mapping[str, Any]] = lambda weights: {},
 ) -> Parsed:  # fmt: skip
     """Return the options of one call.
 
     `recorded` are the options of an earlier run, which override the defaults; `record` is the file that contains them.
-    `dataset` is the data set if the call names none. Without it, such a call raises OptionError.
+    `dataset` is the data set if the call names none. Without it, such a call raises NoDataSet. `network_of` returns the
+    recorded options of the run that made the weights of --init-path.
     """
     origin, block = f"{RECORDED} ({record})" if record else RECORDED, chosen_config(call)
     begins_with = None if recorded else _first("init_path", call, block).value
     if begins_with:
-        recorded, origin = _network_of(begins_with, call, block), f"--init-path {begins_with}"
+        recorded, origin = _network(network_of(Path(begins_with)), call, block), f"--init-path {begins_with}"
     chosen = {name: _first(name, call, block, recorded, origin) for name in ("model", "lr_schedule")}
     chosen = {name: GivenValue(str(each.value).lower(), each.where) for name, each in chosen.items()}
     model = plugins.load("Models", chosen["model"].value, chosen["model"].where)
@@ -80,18 +80,7 @@ def resolve(
         given = option_values.with_block_completed(given, block)
     given, recipe = option_values.with_vintage(given, known, block), None
     if not given.values.get("help"):
-        try:
-            given = option_values.with_model_defaults(given, known, model, environ, dataset)
-        except NoDataSet:
-            if call.script in ("train", "restore"):
-                raise
-            from cnn_harness.harness.commands import run_list
-
-            raise OptionError(
-                f"no run given; give a run directory, as in {call.script}.py logs/<run>, or --dataset fashion-mnist to "
-                "measure random weights",
-                run_list.listed(),
-            ) from None
+        given = option_values.with_model_defaults(given, known, model, environ, dataset)
         given = option_values.with_data_defaults(given, block)
         recipe = option_values.recipe_batch(known, layers, given, model, environ) if block else None
     options = _assemble({"model": model.Options, "schedule": schedule.Options}, known, given)
@@ -114,16 +103,11 @@ def _first(
     return GivenValue(getattr(MainOptions(), name, None), "default")
 
 
-def _network_of(weights: str, call: Call, block: Block | None) -> dict[str, Any]:
-    """Return the recorded options of the network of some weights, and of the normalisation of images.
+def _network(recorded: Mapping[str, Any], call: Call, block: Block | None) -> dict[str, Any]:
+    """Return the recorded options of a network, and of the normalisation of images.
 
     Return {} if nothing is recorded, or if this call chooses another model or another size of the default model.
     """
-    from cnn_harness.harness.checkpoints import find, run_record
-
-    recorded: dict[str, Any] = {}
-    with suppress(WrongInput, OSError):  # reading the weights reports the error later
-        recorded = run_record.options(find.run_folder(Path(weights)))
     model, size = _first("model", call, block), _first("model_size", call, block).value
     other_size = size is not None and str(size).upper() != str(recorded.get("model_size")).upper()
     other_model = str(model.value).lower() != recorded.get("model")

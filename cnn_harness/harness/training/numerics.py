@@ -6,57 +6,19 @@ newest observation.
 
 from __future__ import annotations
 
-import json
-import re
 import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cnn_harness.base.storage import files
+from cnn_harness.harness.reports import numerics_record
 
 if TYPE_CHECKING:
     from cnn_harness.emulator.numerics.observation import Observation
     from cnn_harness.harness.training.run_dir import TrainingContext
     from cnn_harness.ipu_utils import ObservingProgram, TrainingProgram
 
-# names in the run directory; FOLDER contains the files for TensorBoard
-RECORD, CHART, FOLDER = "numerics.jsonl", "numerics.svg", "numerics"
-_WHOLE_LINE = re.compile(rb'\{"updates": ([0-9]{1,18}), "loss_scale": .*\]\}\n', re.DOTALL)
-
-
-def append(folder: Path, observation: Observation) -> None:
-    """Append an observation to numerics.jsonl."""
-    line = {
-        "updates": observation.updates,
-        "loss_scale": observation.scale,
-        "tensors": [tensor.as_record() for tensor in observation.tensors],
-    }
-    with files.naming(folder / RECORD), files.append(folder / RECORD) as file:
-        file.write((json.dumps(line) + "\n").encode())
-
-
-def truncate_after(folder: Path, updates: int) -> None:
-    """Delete incomplete lines, and observations after `updates`. The resumed run will make these observations again."""
-    lines = _lines(folder)
-    kept = [line for line in lines if 0 <= _updates(line) <= updates]
-    if kept != lines:
-        files.write_atomically(folder / RECORD, b"".join(kept))
-
-
-def is_missing(folder: Path, updates: int, every: int) -> bool:
-    """Return whether the observation after `updates` should exist but is missing."""
-    return updates > 0 and updates % every == 0 and updates not in map(_updates, _lines(folder))
-
-
-def _lines(folder: Path) -> list[bytes]:
-    path = folder / RECORD
-    return path.read_bytes().splitlines(keepends=True) if path.exists() else []
-
-
-def _updates(line: bytes) -> int:
-    """Return the number of updates in a line of numerics.jsonl; -1 for an incomplete line."""
-    whole = _WHOLE_LINE.fullmatch(line)
-    return int(whole[1]) if whole else -1
+CHART, FOLDER = "numerics.svg", "numerics"  # in the run directory; FOLDER contains the files for TensorBoard
 
 
 class Observer:
@@ -70,8 +32,8 @@ class Observer:
         self._board: _Histograms | None = None
         self._missing = False
         if self._every:
-            truncate_after(context.folder, first)
-            self._missing = is_missing(context.folder, first, self._every)
+            numerics_record.truncate_after(context.folder, first)
+            self._missing = numerics_record.is_missing(context.folder, first, self._every)
 
     @property
     def every(self) -> int | None:
@@ -100,7 +62,7 @@ class Observer:
         found = self._program.loss_scale()
         scale = found[0] if found else context.run.options.training.loss_scaling
         observation = self._observing.observe(self._program.values(), done, scale)
-        append(context.folder, observation)
+        numerics_record.append(context.folder, observation)
         files.write_atomically(context.folder / CHART, numerics_chart.draw(observation))
         self._board.add(observation)
         context.log.note(f"Numbers observed after update {done}: {context.folder / CHART}")

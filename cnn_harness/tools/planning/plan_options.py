@@ -99,7 +99,7 @@ def run_of(call: Call, environ: Mapping[str, str] = os.environ, *, training: boo
     """
     alone, assumed, values = membership.without_others(environ), [], {}
     recorded = _recorded(call)
-    parsed = cli.resolve(call, recorded, dataset="imagenet")
+    parsed = answers.resolve(call, recorded, dataset="imagenet")
     options = parsed.options
     if options.given("dataset") and "dataset" not in call:
         assumed.append("no data set given; assuming ImageNet")

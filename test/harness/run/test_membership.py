@@ -239,7 +239,7 @@ def test_processes_without_distributed_are_independent():
 
 
 def test_docs_list_every_variable():
-    code = "".join(path.read_text() for path in (plugins.ROOT / "cnn_harness/harness/cluster").glob("*.py"))
+    code = "".join(path.read_text() for path in (plugins.ROOT / "cnn_harness/harness/run").glob("*.py"))
     read = set(re.findall(r'"((?:SLURM|OMPI|PMI|PMIX)_[A-Z_]+[A-Z])"', code))
     stand_ins = {"SLURM_JOB_NODELIST", "SLURM_NTASKS", "SLURM_TASKS_PER_NODE"}
     assert len(read) > 12 and read - stand_ins == {name for name in read - stand_ins if f"`{name}`" in PAGE}

@@ -20,7 +20,7 @@ from PIL import Image
 
 from cnn_harness.base import plugins
 from cnn_harness.base.storage import tables
-from cnn_harness.harness.reports import run_folder, run_page
+from cnn_harness.harness.reports import run_folder, run_page, validation_sections
 from cnn_harness.tools import validation_results
 
 CLASSES = ("<script>alert(1)<", 'b "quoted" & co', "c")
@@ -172,14 +172,14 @@ def test_files_and_images_belong_to_answers(reported, tree, answers):
     assert [Path(file).parts[:2] for file in files] == [("val", answers.names[label]) for label in answers.labels]
     wrong = [k for k in range(15) if answers.answers[k, 0] != answers.labels[k]]
     wrong.sort(key=lambda k: -answers.probabilities[k, 0])
-    assert list(answers.images) == wrong[: validation_results.WRONG] != []
+    assert list(answers.images) == wrong[: validation_sections.WRONG] != []
     for place, content in answers.images.items():
         shown = np.asarray(Image.open(io.BytesIO(content)), float)
         whole = np.asarray(Image.open(tree / files[place]), float)
         means = np.abs(shown.mean((0, 1)) - whole.mean((0, 1)))
         assert shown.shape == (32, 32, 3) and means.max() < 4  # another file differs by 9 or more
     images = [attributes for tag, attributes in Page(reported).elements if tag == "img"]
-    assert [each["alt"] for each in images] == [files[k] for k in wrong[: validation_results.WRONG]]
+    assert [each["alt"] for each in images] == [files[k] for k in wrong[: validation_sections.WRONG]]
 
 
 def test_missing_data_leaves_rows_alone(reported, trained, tree, tmp_path):

@@ -66,7 +66,7 @@ def test_address_of_another_host_is_rejected(asked, part, network):
 
 IN_A_NETWORK_OF_ITS_OWN = """
 import ipaddress, socket
-from cnn_harness.harness.processes import bind_address
+from cnn_harness.harness.distributed import bind_address
 
 def reached(address):
     try:
