@@ -25,7 +25,7 @@ from cnn_harness.harness.run import cli
 ROOT = plugins.ROOT
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
-PACKAGES = ("cnn_harness", "Models", "Datasets", "LR_Schedules")
+PACKAGES = ("cnn_harness", "Models", "Datasets", "LR_Schedules", "Optimisers")
 # scripts with their own flags, by the page that prints them, and flags of other programs
 TOOLS = {
     "own-photos.md": ("cnn_harness/tools/import_weights.py", "test/helpers/clothing.py"),

@@ -16,7 +16,7 @@ from cnn_harness.Models._model import Model
 from tools.draw_packages import draw, graph, imported, module
 
 ROOT = plugins.ROOT
-PACKAGES = ("base", "Models", "Datasets", "LR_Schedules", "emulator", "harness", "tools")
+PACKAGES = ("base", "Models", "Datasets", "LR_Schedules", "Optimisers", "emulator", "harness", "tools")
 SCRIPTS = (
     "train",
     "validation",
@@ -76,7 +76,7 @@ LAYER = {package: number for number, packages in enumerate(LAYERS) for package i
 PACKAGE_FILES = 18  # at most, without plug-ins
 FILES = [ROOT / f"{name}.py" for name in (*SCRIPTS, *FACES)] + [
     path
-    for name in ("cnn_harness", "Models", "Datasets", "LR_Schedules", "experiments", "tools")
+    for name in ("cnn_harness", "Models", "Datasets", "LR_Schedules", "Optimisers", "experiments", "tools")
     for path in sorted((ROOT / name).rglob("*.py"))
 ]
 # they build graphs; everything else must answer before TensorFlow is loaded
@@ -135,6 +135,7 @@ def test_packages_are_small():
         ROOT / "Datasets",
         ROOT / "Models",
         ROOT / "LR_Schedules",
+        ROOT / "Optimisers",
         ROOT / "cnn_harness/tools",
     }:
         assert len([path for path in folder.glob("*.py") if path.stem != "__init__"]) <= PACKAGE_FILES, folder

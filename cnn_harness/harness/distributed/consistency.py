@@ -16,7 +16,7 @@ from cnn_harness.harness.options.sections import with_trait
 from cnn_harness.harness.run.cluster import Cluster
 from cnn_harness.harness.run.run import Run
 
-_FOLDERS = ("base", "Models", "Datasets", "LR_Schedules", "emulator", "harness")
+_FOLDERS = ("base", "Models", "Datasets", "LR_Schedules", "Optimisers", "emulator", "harness")
 _PACKAGES = ("tensorflow", "numpy")
 
 

@@ -40,7 +40,7 @@ NO_NUMBERS = [
 ]
 GIVEN = ("--dataset", "cifar-10", "--generated-data")
 ROOT = plugins.ROOT
-PACKAGES = ("base", "harness", "emulator", "Models", "Datasets", "LR_Schedules", "tools", "benchmarks")
+PACKAGES = ("base", "harness", "emulator", "Models", "Datasets", "LR_Schedules", "Optimisers", "tools", "bench")
 WHOLE, DECIMAL = "batches_per_step", "epochs"
 
 
