@@ -24,7 +24,7 @@ train: $(VENV)/.kernels
 	$(RUN) train.py --config quickstart
 
 findings: $(VENV)/.kernels
-	$(RUN) tools/findings.py
+	$(RUN) -m experiments.findings
 
 test: $(VENV)/.test
 	$(RUN) -m pytest -q -m "not slow" $(WORKERS)
@@ -33,11 +33,11 @@ test-all: $(VENV)/.test
 	$(RUN) -m pytest -q $(WORKERS)
 
 test-speed: $(VENV)/.kernels
-	$(RUN) benchmarks/plain.py --check
+	$(RUN) -m bench.plain --check
 
 bench: $(VENV)/.kernels $(PEERS)/.peers
-	$(RUN) benchmarks/peers.py --torch-python $(PEERS)/bin/python $(if $(SHORT),--short)
-	$(RUN) benchmarks/peers.py --table
+	$(RUN) -m bench.peers --torch-python $(PEERS)/bin/python $(if $(SHORT),--short)
+	$(RUN) -m bench.peers --table
 
 lint: $(VENV)/.test
 	$(RUN) -m ruff check .
@@ -53,14 +53,15 @@ $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "No Python 3.10 to 3.13 found; give one with make PYTHON=/path/to/python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV) || { echo "The venv module is missing; on Debian run apt install python3-venv"; rm -rf $(VENV); exit 1; }
 
-$(VENV)/.runtime: requirements.txt constraints.txt pyproject.toml | $(VENV)/bin/python
+$(VENV)/.runtime: requirements.txt constraints.txt pyproject.toml setup.py | $(VENV)/bin/python
+	@echo "Installing TensorFlow and other packages in $(VENV): some minutes, depending on the network"
 	$(RUN) -m pip install --quiet --disable-pip-version-check $(if $(GPU),'.[gpu]',-r requirements.txt) -c constraints.txt
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --editable . || \
-	echo "gc-profile and gc-info are not installed; use python -m cnn_harness.tools.gc_profile and tools.gc_info instead"
+	echo "gc-profile and gc-info are not installed; use python -m cnn_harness.tools.gc_profile and cnn_harness.tools.gc_info instead"
 	@touch $@
 
 # The kernels are compiled only if there is a C++ compiler.
-$(VENV)/.kernels: $(VENV)/.runtime $(wildcard emulator/native/*.cc emulator/native/*.h) emulator/native/library.py
+$(VENV)/.kernels: $(VENV)/.runtime $(wildcard cnn_harness/emulator/native/*.cc cnn_harness/emulator/native/*.h) cnn_harness/emulator/native/library.py
 	@$(RUN) -m cnn_harness.emulator.native.build
 	@touch $@
 
@@ -76,4 +77,4 @@ $(PEERS)/.peers: requirements-bench.txt | $(VENV)/bin/python
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(PEERS) emulator/native/built
+	rm -rf $(VENV) $(PEERS) cnn_harness/emulator/native/built

@@ -12,7 +12,7 @@ if __name__ == "__main__":  # run this before the slow imports below
     early_exit.install("inference_embedded.py")
     from cnn_harness.harness.commands import answers
 
-    answers.answer_early("inference_embedded")
+    call = answers.answer_early("inference_embedded")
 
 import secrets
 import sys
@@ -32,7 +32,7 @@ from cnn_harness.harness.commands import answers, entry, run_log
 from cnn_harness.harness.distributed.team import Team
 from cnn_harness.harness.evaluation.saved_weights import SavedWeights
 from cnn_harness.harness.evaluation.validate import RANDOM_WEIGHTS, training_global_batch, validation_row
-from cnn_harness.harness.options import sources
+from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.options.releases import vintage
 from cnn_harness.harness.options.sections import RunOptions
 from cnn_harness.harness.programs import embedded
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from cnn_harness.harness.programs.embedded import Batches
     from cnn_harness.ipu_utils import FrozenProgram
 
-SCRIPT = "inference_embedded"
 NOT_TAKEN_OVER = (
     "iterations",
     "epochs",
@@ -54,9 +53,9 @@ NOT_TAKEN_OVER = (
 )  # recorded, but ignored here
 
 
-def main(argv: list[str]) -> int:
+def main(call: Call) -> int:
     """Measure inference: load or build the program, prepare images, infer in threads, and report latencies."""
-    path = sources.argument(argv, "restore_path", SCRIPT)
+    path = call.argument("restore_path")
     selected = find.select(Path(path), by_prefix=False) if path else []
     if len(selected) > 1:
         names = ", ".join(each.name for each in selected[:8])
@@ -65,10 +64,10 @@ def main(argv: list[str]) -> int:
         )
     checkpoint = selected[0] if selected else RANDOM_WEIGHTS
     folder = find.run_folder(Path(path)) if path else None
-    recorded = entry.recorded_options(folder, argv, SCRIPT) if folder else {}
+    recorded = entry.recorded_options(folder, call) if folder else {}
     recorded = {name: value for name, value in recorded.items() if name not in NOT_TAKEN_OVER}
     origin = ServedWeights(selected, folder, recorded)
-    run = entry.checked_run(argv, SCRIPT, origin, training=False, compiled=partial(_compile_only, checkpoint=checkpoint))
+    run = entry.checked_run(call, origin, training=False, compiled=partial(_compile_only, checkpoint=checkpoint))
     return _serve(run, checkpoint, training_global_batch(run, recorded))
 
 
@@ -174,4 +173,4 @@ def _program(run: Run, checkpoint: Checkpoint, log: RunLog) -> FrozenProgram:
 
 
 if __name__ == "__main__":
-    sys.exit(answers.run_command(SCRIPT, main, None))
+    sys.exit(answers.run_command("inference_embedded", main, call))

@@ -12,6 +12,7 @@ from cnn_harness.base.process import tf_runtime
 tf_runtime.prefer_onednn()  # before the first import of TensorFlow
 
 import tensorflow.compat.v1 as tf
+
 from cnn_harness.base.draws import Seed
 from cnn_harness.emulator.inference.frozen import IMAGE, PROBABILITIES, FrozenProgram, freeze, portable_graph
 from cnn_harness.emulator.inference.inference_program import InferenceProgram, InferenceSpec, Score

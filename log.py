@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import re
 import sys
 import threading
@@ -16,7 +17,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 from cnn_harness.base.fields import escaped
 from cnn_harness.base.storage import files, locks
@@ -27,6 +28,9 @@ THROUGHPUT = "top-1 accuracy: {train_acc_avg:6.3f}%, img/sec: {img_per_sec:6.2f}
 TRAINING_LINE = (
     "step: {step:6d}, iteration: {iteration:6d}, epoch: {epoch:6.2f}, lr: {lr:6.4g}, loss: {loss_avg:6.3f}, "
     "THROUGHPUT, time: {it_time:8.6f}, total_time: {total_time:8.1f}"
+)
+TERMINAL_LINE = (  # at most 80 characters
+    "epoch {epoch:6.2f}  loss {loss_avg:6.3f}  top-1 {train_acc_avg:5.1f}%  lr {lr:<7.2g}  {img_per_sec:6,.0f} img/s  {left}"
 )
 VALIDATION_LINE = (
     "Validation top-1 accuracy [{name}] (iteration: {iteration:6d}, epoch: {epoch:6.2f}, img/sec: {img_per_sec:6.2f}, "
@@ -51,7 +55,8 @@ class RunLog:
     """The log of a run. Methods that write text may be called from any thread.
 
     `folder` is the run directory; None writes to the console only. If `console` is false, the log prints nothing.
-    `brief` limits the console to validations, warnings, and notes with `always`.
+    `brief` limits the console to validations, warnings, and notes with `always`. Without a progress bar, it shows training
+    rows, too.
     `locked` locks the folder; OptionError is raised if another process holds the lock.
     `throughput` is the part of TRAINING_LINE that differs by release. `named` is passed to `run_table`.
     """
@@ -75,17 +80,19 @@ class RunLog:
         self._printed, self._routine_at = 0, -math.inf  # number of printed lines, and time of the last routine line
         self._one = threading.RLock()
 
-    def note(self, text: str = "", always: bool = False, routine: bool = False) -> None:
+    def note(self, text: str = "", always: bool = False, routine: bool = False, shown: str = "") -> None:
         """Write a line to the console and to log.txt. Control characters are escaped.
 
-        `always` shows the line in a brief log too. `routine` lets the console skip the line to stay readable.
+        `always` shows the line in a brief log too. `routine` lets the console skip the line to stay readable. The console
+        shows `shown` instead, if it is given.
         """
         text = _CONTROL.sub(lambda found: escaped(found[0]), text)
         with self._one:
             self._bar.clear()
             try:
-                if always or text.startswith("warning") or not (self._brief or (routine and self._is_crowded())):
-                    self._print(text)
+                skipped = (self._brief and not always) or (routine and self._is_crowded())
+                if text.startswith("warning") or not skipped:
+                    self._print(shown or text)
                     self._routine_at = time.monotonic() if routine else self._routine_at
             finally:  # log.txt must have the line even if writing to the console fails
                 self.file_only(text)
@@ -107,7 +114,7 @@ class RunLog:
         with self._one:
             self._bar.clear()
             with suppress(OSError):  # a closed standard error must not end the run
-                print(text, file=sys.stderr, flush=True)
+                print(_marked(text, sys.stderr), file=sys.stderr, flush=True)
             self.file_only(text)
 
     def ending(self) -> None:
@@ -134,7 +141,7 @@ class RunLog:
             self._printed += 1
             try:
                 with files.naming(Path("standard output")):
-                    print(text, flush=True)
+                    print(_marked(text, sys.stdout), flush=True)
             except OSError:
                 if not self._ending:
                     raise
@@ -142,9 +149,14 @@ class RunLog:
     def training_row(self, row: Mapping[str, Any], left: str = "") -> None:
         """Write a row of training.csv and its log lines. `left` is the remaining time, as text."""
         self._last_row = row
-        self.note(self._training_line.format(**row), routine=True)
-        if left:
-            self.detail(f"  ETA: {left}")
+        line, rest = self._training_line.format(**row), f"  ETA: {left}" if left else ""
+        if sys.stdout.isatty() or self._brief:
+            shown = TERMINAL_LINE.format(**row, left=left and f"ETA {left}").rstrip()
+        else:
+            shown = f"{line}\n{rest}".rstrip()
+        self.note(line, always=not self._bar.on, routine=True, shown=shown)
+        if rest:
+            self.file_only(rest)
         if self._tables:
             self._tables["training.csv"].append(row)
         self._publish({tag: row[name] for tag, name in TRAINING_TAGS.items()}, row)
@@ -234,6 +246,12 @@ class RunLog:
         return True
 
 
+def _marked(text: str, stream: TextIO) -> str:
+    """Return a line as a terminal shows it: a warning is yellow, unless the user wants no colours (no-color.org)."""
+    coloured = text.startswith("warning") and stream.isatty() and not os.environ.get("NO_COLOR")
+    return f"\x1b[33m{text}\x1b[0m" if coloured else text
+
+
 def write_arguments(folder: Path, values: Mapping[str, Any], restored: bool = False) -> None:
     """Write the options of a command to arguments.json in a run directory, or to arguments_restore.json if `restored`."""
     path = folder / ARGUMENTS[restored]
@@ -244,11 +262,11 @@ class _Bar:
     """A progress bar on standard error, if that is a terminal."""
 
     def __init__(self) -> None:
-        self._on = sys.stderr.isatty()
+        self.on = sys.stderr.isatty()
         self._shown = False
 
     def show(self, done: int, total: int, text: str) -> None:
-        if self._on:
+        if self.on:
             filled = int(24 * done / max(total, 1))
             print(
                 f"\r\x1b[2K[{'#' * filled}{'.' * (24 - filled)}] {done}/{total} {text}",

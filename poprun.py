@@ -26,6 +26,7 @@ from cnn_harness.base.fields import short
 from cnn_harness.base.process import command_line, commands, orphans
 from cnn_harness.base.storage import locks
 from cnn_harness.harness.distributed import launch, poprun_options
+from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.reports import output
 
 _WRONG_INPUT = 2
@@ -86,10 +87,9 @@ def _run(args: argparse.Namespace, topology: launch.Topology, mpirun: str | None
 
 def _await_lock(program: list[str]) -> None:
     """Wait until the instances of a killed mpirun no longer lock the run directory: they save a checkpoint first."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--logs-path", "--restore-path", dest="folder", nargs="?", type=Path)
-    given, words = parser.parse_known_args(program)  # the run directory may have no option, as in restore.py RUN
-    folders = [Path(each) for each in (given.folder, *words) if each]
+    call = Call.of_words(program, "train")
+    given = (call.argument("logs_path"), call.argument("restore_path"), *call.bare)  # it has no option in restore.py RUN
+    folders = [Path(each) for each in given if each]
     end = time.monotonic() + 1.1 * orphans.GRACE
     while any(map(locks.is_locked, folders)) and time.monotonic() < end:
         time.sleep(0.1)

@@ -8,30 +8,30 @@ if __name__ == "__main__":  # run this before the slow imports below
     early_exit.install("restore.py")
     from cnn_harness.harness.commands import answers
 
-    answers.answer_early("restore")
+    call = answers.answer_early("restore")
 
 import sys
 from pathlib import Path
 
 from cnn_harness.base.errors import OptionError
 from cnn_harness.harness.commands import answers, hints, run_list
-from cnn_harness.harness.options import sources
+from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.training.start import Resume
 from cnn_harness.train import run_training
 
 
-def main(argv: list[str]) -> int:
-    """Resume a run from its newest checkpoint; return the exit code. Options in `argv` override the recorded options."""
-    with hints.resumable("restore", argv):
-        path = sources.argument(argv, "restore_path", "restore")
+def main(call: Call) -> int:
+    """Resume a run from its newest checkpoint; return the exit code. The options of the call override the recorded ones."""
+    with hints.resumable(call):
+        path = call.argument("restore_path")
         if not path:
-            if answers.asks(argv, "restore"):
-                answers.parse(argv, "restore")
+            if answers.asks(call):
+                answers.parse(call)
             missing = "--restore-path is missing; give the run directory, as in restore.py logs/<run>"
             raise OptionError(missing, run_list.listed())
-        run_training(argv, "restore", Resume(Path(path), argv, "restore"))
+        run_training(call, Resume(Path(path), call))
         return 0
 
 
 if __name__ == "__main__":
-    sys.exit(answers.run_command("restore", main, None))
+    sys.exit(answers.run_command("restore", main, call))

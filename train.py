@@ -13,7 +13,7 @@ if __name__ == "__main__":  # run this before the slow imports below
     early_exit.install("train.py")
     from cnn_harness.harness.commands import answers
 
-    answers.answer_early("train")
+    call = answers.answer_early("train")
 
 import sys
 from dataclasses import replace
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from cnn_harness.harness.commands import answers, entry, hints
 from cnn_harness.harness.distributed.team import Team
-from cnn_harness.harness.options import sources
+from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.programs import build_or_load
 from cnn_harness.harness.training import summary
 from cnn_harness.harness.training.initial_state import initial_state
@@ -32,54 +32,53 @@ from cnn_harness.harness.training.start import FreshStart, LoadedCheckpoint, Res
 from cnn_harness.harness.training.validator import Validator
 
 
-def main(argv: list[str]) -> int:
+def main(call: Call) -> int:
     """Train; return the exit code. With --restore-path, resume a run like restore.py."""
-    start_or_resume(argv)
+    start_or_resume(call)
     return 0
 
 
-def start_or_resume(argv: list[str], listener: Listener | None = None) -> Path:
+def start_or_resume(call: Call, listener: Listener | None = None) -> Path:
     """Start a new run, or resume an earlier one if the options say so; return the run directory.
 
     If a signal or an error stops the run, print the command that repeats or resumes it. `listener` receives the
     results of each update and validation.
     """
-    with hints.repeatable("train", argv, "The run saved no checkpoint.", "Start again"):
-        folder, autoresumed = _run_to_resume(argv)
+    with hints.repeatable(call, "The run saved no checkpoint.", "Start again"):
+        folder, autoresumed = _run_to_resume(call)
         if folder is None:
-            return run_training(argv, "train", FreshStart(), listener)
-    with hints.resumable("train", argv, alone=not autoresumed):
-        return run_training(argv, "train", Resume(folder, argv, "train", autoresumed), listener)
+            return run_training(call, FreshStart(), listener)
+    with hints.resumable(call, alone=not autoresumed):
+        return run_training(call, Resume(folder, call, autoresumed), listener)
 
 
-def _run_to_resume(argv: list[str]) -> tuple[Path | None, bool]:
+def _run_to_resume(call: Call) -> tuple[Path | None, bool]:
     """Return the directory of the run to resume (None: start a new run), and whether --autoresume found it."""
-    given = sources.given_arguments(argv, "train")
-    if given.get("restore_path"):
-        return Path(given["restore_path"][0]), False
-    if "autoresume" not in given:
+    if path := call.argument("restore_path"):
+        return Path(path), False
+    if "autoresume" not in call:
         return None, False
     from cnn_harness.harness.commands import autoresume
 
-    folder = autoresume.folder_of_run(given.get("logs_path"))
+    folder = autoresume.folder_of_run(call.argument("logs_path"))
     return folder, folder is not None
 
 
-def run_training(argv: list[str], script: str, start: FreshStart | Resume, listener: Listener | None = None) -> Path:
+def run_training(call: Call, start: FreshStart | Resume, listener: Listener | None = None) -> Path:
     """Train together with the other processes of the run (instances); return the run directory.
 
     Check the options, connect to the other instances, open the run directory, then train. If the run is already complete,
     only print a report.
     """
-    run = entry.checked_run(argv, script, start)
+    run = entry.checked_run(call, start)
     report = start.completion_report(run)
     if report is not None:
         print(report, end="")
         return start.folder or Path(run.options.logging.logs_path)
-    with Team(run.cluster, run.options.training.worker_timeout, f"{script}.py") as team:
+    with Team(run.cluster, run.options.training.worker_timeout, f"{call.script}.py") as team:
         run = replace(run, seed=team.rendezvous(run))
         run, folder, loaded = start.join(run, team)
-        with open_run(run, team, folder, loaded and loaded.checkpoint, hints.command(script, *argv)) as context:
+        with open_run(run, team, folder, loaded and loaded.checkpoint, hints.repeating(call)) as context:
             train(replace(context, listener=listener or context.listener), loaded)
             team.shut_down()
     return folder
@@ -103,4 +102,4 @@ def train(context: TrainingContext, loaded: LoadedCheckpoint | None = None) -> N
 
 
 if __name__ == "__main__":
-    sys.exit(answers.run_command("train", main, None))
+    sys.exit(answers.run_command("train", main, call))

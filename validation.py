@@ -23,7 +23,7 @@ if __name__ == "__main__":  # run this before the slow imports below
     early_exit.install("validation.py")
     from cnn_harness.harness.commands import answers
 
-    answers.answer_early("validation")
+    call = answers.answer_early("validation")
 
 import os
 import sys
@@ -42,7 +42,7 @@ from cnn_harness.harness.distributed.team import Team
 from cnn_harness.harness.evaluation import photo_predictions
 from cnn_harness.harness.evaluation.saved_weights import SavedWeights
 from cnn_harness.harness.evaluation.validate import RANDOM_WEIGHTS, record_profile, training_global_batch, validate
-from cnn_harness.harness.options import sources
+from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.programs import build_or_load
 from cnn_harness.harness.reports import profile
 from cnn_harness.harness.run import membership
@@ -53,13 +53,13 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-def main(argv: list[str], on_row: Callable[[Mapping[str, Any]], None] = lambda row: None) -> int:
+def main(call: Call, on_row: Callable[[Mapping[str, Any]], None] = lambda row: None) -> int:
     """Validate the checkpoints in --restore-path, or random weights without that option; return the exit code.
 
     With --predict, classify photos instead. `on_row` is called with each row of validation.csv.
     """
-    origin = saved_weights(argv)
-    run = entry.checked_run(argv, "validation", origin, training=False)
+    origin = saved_weights(call)
+    run = entry.checked_run(call, origin, training=False)
     if run.options.checkpoint.predict:
         photo_predictions.predict(run, origin.checkpoints)
         return 0
@@ -70,21 +70,21 @@ def main(argv: list[str], on_row: Callable[[Mapping[str, Any]], None] = lambda r
         return _validate(run, team, [Checkpoint(*each) for each in names], trained_batch, on_row)
 
 
-def saved_weights(argv: list[str]) -> SavedWeights:
+def saved_weights(call: Call) -> SavedWeights:
     """Return the checkpoints in --restore-path, with the recorded options of their training."""
-    path = sources.argument(argv, "restore_path", "validation")
-    predicts = bool(sources.argument(argv, "predict", "validation"))
+    path = call.argument("restore_path")
+    predicts = bool(call.argument("predict"))
     if not path:
         if predicts:
             raise OptionError(
                 "--predict needs --restore-path: a run directory, a checkpoint, a .npz file or efficientnet-lite0"
             )
         return SavedWeights([], None, {})
-    is_later = membership.call_is_of_later_instance(argv, "validation")
+    is_later = membership.call_is_of_later_instance(call)
     selected = [] if is_later else find.select(Path(path), by_prefix=not predicts)
     folder = find.run_folder(Path(path))
-    recorded = entry.recorded_options(folder, argv, "validation")
-    if sources.argument(argv, "micro_batch_size", "validation"):
+    recorded = entry.recorded_options(folder, call)
+    if call.argument("micro_batch_size"):
         recorded.pop("valid_batch_size", None)  # --micro-batch-size overrides it
     return SavedWeights(selected, folder, recorded)
 
@@ -150,4 +150,4 @@ def _read(checkpoint: Checkpoint, among: Sequence[Checkpoint], team: Team, log: 
 
 
 if __name__ == "__main__":
-    sys.exit(answers.run_command("validation", main, None))
+    sys.exit(answers.run_command("validation", main, call))

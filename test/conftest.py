@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from cnn_harness.base.process import tf_runtime
 
 tf_runtime.prefer_onednn()  # test modules import TensorFlow directly

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from bench import peers
 from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
@@ -21,4 +22,4 @@ def test_every_row_can_run(row):
     assert row.inference or run.plan.accumulation == row.accumulation
     for name, command in commands.items():
         if name.startswith(("Keras", "PyTorch")):
-            assert command[3:6] == [str(row.side), str(row.batch), str(row.updates)]
+            assert command[4:7] == [str(row.side), str(row.batch), str(row.updates)]

@@ -10,9 +10,10 @@ import manual
 import numpy as np
 import pytest
 import small_sets
+from commands import program, rows, succeed, variables
+
 from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
-from commands import program, rows, succeed, variables
 
 
 @pytest.mark.slow

@@ -19,6 +19,9 @@ import all_reduce
 import numpy as np
 import photos
 import pytest
+from commands import arguments, assert_same_bits, moved, rows, run, succeed, timeless, variables
+from instances import ROOT, by_tf_config, ended, free_addresses, started, succeeded, tf_config
+
 from bench import links
 from cnn_harness.base.errors import OptionError
 from cnn_harness.Datasets.formats.tfrecord import RecordIndex
@@ -27,8 +30,6 @@ from cnn_harness.emulator.program import worker_group
 from cnn_harness.harness.distributed import consistency, job_token, launch
 from cnn_harness.harness.run.cluster import Cluster
 from cnn_harness.harness.run.membership import TF_CONFIG
-from commands import arguments, assert_same_bits, moved, rows, run, succeed, timeless, variables
-from instances import ROOT, by_tf_config, ended, free_addresses, started, succeeded, tf_config
 
 pytestmark = pytest.mark.slow  # most of these start several processes
 MPIRUN = shutil.which("mpirun") or str(Path(os.sys.executable).parent / "mpirun")
@@ -376,6 +377,7 @@ tf_runtime.import_tensorflow("3")
 from cnn_harness.emulator.program.worker_group import WorkerGroup
 from cnn_harness.harness.run.cluster import Cluster
 from cnn_harness.harness.processes import heartbeat, team
+from cnn_harness.harness.distributed import heartbeat, team
 each = team.Team(Cluster(sys.argv[1:3], int(sys.argv[3])), timeout=1.0)
 each.before_exit = lambda reason: print("Stopped:", reason, flush=True)
 each.group = WorkerGroup(sys.argv[1:3], each.instance)

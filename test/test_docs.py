@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import succeed
+
 from cnn_harness.base import plugins
 from cnn_harness.base.process import commands
 from cnn_harness.harness.distributed import poprun_options
@@ -23,27 +25,33 @@ from cnn_harness.harness.run import cli
 ROOT = plugins.ROOT
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
-PACKAGES = ("base", "Models", "Datasets", "LR_Schedules", "emulator", "harness", "tools")
+PACKAGES = ("cnn_harness", "Models", "Datasets", "LR_Schedules", "Optimisers")
 # scripts with their own flags, by the page that prints them, and flags of other programs
 TOOLS = {
-    "own-photos.md": ("tools/import_weights.py", "test/helpers/clothing.py"),
-    "data-sets.md": ("tools/datasets/convert.py", "tools/datasets/verify.py"),
-    "reading-a-run.md": ("weight_avg.py", "tools/report.py", "tools/runs.py"),
-    "export.md": ("tools/exporting/export_options.py",),
-    "comparison.md": ("tools/exporting/export_options.py",),
-    "number-formats.md": ("tools/formats.py", "tools/study.py"),
-    "distributed.md": ("tools/simulate_groups.py",),
-    "sweeps.md": ("tools/sweep.py",),
-    "paper.md": ("tools/findings.py", "tools/study.py", "tools/paper.py", "tools/planning/plan_options.py"),
-    "planner.md": ("tools/planning/plan_options.py", "tools/fit_planner.py"),
-    "README.md": ("tools/planning/plan_options.py",),
-    "installing.md": ("tools/planning/plan_options.py",),
+    "own-photos.md": ("cnn_harness/tools/import_weights.py", "test/helpers/clothing.py"),
+    "data-sets.md": ("cnn_harness/tools/datasets/convert.py", "cnn_harness/tools/datasets/verify.py"),
+    "reading-a-run.md": ("weight_avg.py", "cnn_harness/tools/report.py", "cnn_harness/tools/runs.py"),
+    "export.md": ("cnn_harness/tools/exporting/export_options.py",),
+    "comparison.md": ("cnn_harness/tools/exporting/export_options.py",),
+    "number-formats.md": ("experiments/formats.py", "experiments/study.py"),
+    "distributed.md": ("experiments/simulate_groups.py",),
+    "sweeps.md": ("cnn_harness/tools/sweep.py",),
+    "paper.md": (
+        "experiments/findings.py",
+        "experiments/study.py",
+        "experiments/paper.py",
+        "cnn_harness/tools/planning/plan_options.py",
+    ),
+    "planner.md": ("cnn_harness/tools/planning/plan_options.py", "cnn_harness/tools/fit_planner.py"),
+    "README.md": ("cnn_harness/tools/planning/plan_options.py",),
+    "installing.md": ("cnn_harness/tools/planning/plan_options.py",),
 }
 OTHERS = {
     "emulation.md": {"--executable_cache_path"},
     "distributed.md": {"--host", "--tag-output", "--bind-to", "--map-by", "--dport"},
     "schedulers.md": {"--cpus-per-task", "--job-name", "--nodes", "--ntasks-per-node", "--time", "--signal", "--requeue", "--open-mode",
                       "--kill-on-bad-exit", "--resv-ports", "--mpi"},
+    "measured.md": {"--slow"},
     "installing.md": {"--build-arg", "--gpus", "--no-deps", "--rm"},
 }  # fmt: skip
 
@@ -53,7 +61,6 @@ def name(page: Path) -> str:
     return page.name
 
 
-@pytest.mark.slow
 def test_plugin_examples_train(tmp_path):
     for name in PACKAGES:
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "_weights"))
@@ -62,7 +69,12 @@ def test_plugin_examples_train(tmp_path):
     shutil.copy(ROOT / "configs.yml", tmp_path)
     text = (DOCS / "extending.md").read_text()
     examples = re.findall(r"```python\n# (\S+)\n(.*?)```", text, re.S)
-    assert [name for name, _ in examples] == ["Models/tiny.py", "LR_Schedules/triangle.py", "Datasets/numbers.py"]
+    assert [name for name, _ in examples] == [
+        "Models/tiny.py",
+        "LR_Schedules/triangle.py",
+        "Optimisers/Lion.py",
+        "Datasets/numbers.py",
+    ]
     for name, source in examples:
         (tmp_path / name).write_text(source)
     records = np.random.default_rng(0).integers(0, 10, (64, 3073), np.uint8)
@@ -75,7 +87,8 @@ def test_plugin_examples_train(tmp_path):
         cwd=tmp_path, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "64 training and 64 validation images" in done.stdout and (tmp_path / "run/ckpt-20.index").exists()
+    assert "64 training and 64 validation images" in done.stdout and ", Lion, learning rate up to 0.0001" in done.stdout
+    assert (tmp_path / "run/ckpt-20.index").exists()
 
 
 def test_options_without_effect_are_listed():
@@ -125,7 +138,7 @@ def test_names_in_docs_exist(page, known):
         assert called.split()[-1] in targets, called
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "benchmarks/NOTES.md"], ids=name)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "bench/NOTES.md"], ids=name)
 def test_links_between_pages_work(page):
     for link, anchor in re.findall(r"\]\(([\w./-]*)(?:#([\w-]+))?\)", page.read_text()):
         there = page.parent / link if link else page
@@ -149,9 +162,60 @@ def test_readme_is_short_and_links_everything():
     assert charts == {path.name for path in DOCS.glob("*.svg")}
 
 
+def printed(text: str) -> list[str]:
+    """Return the commands in a page's code."""
+    blocks = re.findall(r"^```\n(.*?)^```$", text, re.M | re.S)
+    return [line for block in blocks for line in re.sub(r"\\\n\s*", "", block).splitlines()]
+
+
+CALL = re.compile(r"(?:^|python |\$ )(train|validation|restore|inference_embedded)\.py (.*)$")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_commands_in_docs_are_accepted(page):
+    for line in printed(page.read_text()):
+        call = CALL.search(line.split(" # ")[0])
+        if call and call[2] != "..." and page.name != "extending.md":  # its model and data set do not exist yet
+            words = shlex.split(call[2])
+            recorded = {"dataset": "fashion-mnist"} if "--restore-path" in words else None
+            cli.parse(words, call[1], recorded, dict(re.findall(r"(\bDATA_DIR)=(\S+)", line)))
+
+
+CNN = re.compile(r"(?:^|/|\\$ )cnn (.*)$")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_installed_commands_are_accepted(page):
+    """Commands that take only run options are parsed; the others only have to exist."""
+    lines = [CNN.search(line.split(" # ")[0]) for line in printed(page.read_text())]
+    for name, *words in [shlex.split(call[1]) for call in lines if call]:
+        row = commands.COMMANDS.get(name)
+        assert row or name in ("--version", "--list-configs"), name
+        if row and row.module == row.takes:
+            cli.parse(
+                row.words(words), row.takes, {"dataset": "imagenet"} if "restore" in name or "predict" in name else None, {}
+            )
+    assert any(lines) or page.name != "installing.md"
+    written = re.findall(r"`cnn ([\w-]+)", page.read_text())
+    assert [name for name in written if name not in commands.COMMANDS and name != "COMMAND"] == []
+
+
 def test_script_for_all_versions_names_existing_commands():
     found = re.findall(r"\bcnn ([a-z][a-z-]*)", (ROOT / ".ci/matrix").read_text())
     assert len(found) > 5 and set(found) <= commands.COMMANDS.keys()
+
+
+def test_docs_contain_commands():
+    """Otherwise the previous test would check nothing."""
+    assert sum(bool(CALL.search(line)) for page in PAGES for line in printed(page.read_text())) >= 35
+
+
+def test_drawn_schedule_matches_dry_run():
+    block = next(
+        b for b in re.findall(r"^```\n(.*?)^```$", (DOCS / "layouts.md").read_text(), re.M | re.S) if "--dry-run" in b
+    )
+    command, drawn = re.sub(r"\\\n\s*", "", block).split("\n", 1)
+    assert drawn in succeed("train", *shlex.split(CALL.search(command)[2])).out
 
 
 def test_tour_names_existing_places():
@@ -165,7 +229,7 @@ def test_tour_names_existing_places():
         places += [(path, name) for name in re.findall(r"\w+", names)]
     assert len(places) > 40
     for path, name in places:
-        code = (ROOT / path).read_text()
+        code = next(place for place in (ROOT / "cnn_harness" / path, ROOT / path) if place.exists()).read_text()
         for part in filter(None, name.split(".")):
             assert re.search(rf"^ *((def|class) {part}\b|{part}\b.* = )", code, re.M), (path, name)
     methods = re.findall(r"`([A-Z]\w+)\.(\w+)`", text)

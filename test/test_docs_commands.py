@@ -17,10 +17,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cnn_harness.base import plugins
-from cnn_harness.base.process import commands
 from safetensors.numpy import save_file
 from timm_networks import recorded
+
+from cnn_harness.base import plugins
+from cnn_harness.base.process import commands
 
 ROOT = plugins.ROOT
 PAGES = {page.name: page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
@@ -50,8 +51,8 @@ LISTED = {
     "python validation.py --config B0-G16-GN-Native_16IPU_2x8": "needs ImageNet and days",
     "python -m cnn_harness train": "needs an installed package, as in test_installed.py",
     ".venv/bin/cnn finetune clothing": "takes minutes; the others run cnn finetune photos",
-    "tools/findings.py": "takes more than ten minutes",
-    ".venv/bin/python tools/findings.py": "takes ten minutes",
+    "python -m experiments.findings": "takes more than ten minutes",
+    ".venv/bin/python -m experiments.findings": "takes ten minutes",
     "cnn COMMAND --help": "is the form of all commands; test_commands.py runs them",
 }
 # These take more than a minute, or need a confirmation: options that are appended.

@@ -19,6 +19,9 @@ import fuzzing
 import numpy as np
 import photos
 import pytest
+from PIL import Image
+from slurm_tasks import TASK, task
+
 from cnn_harness.base.errors import DataError, OptionError
 from cnn_harness.Datasets import cifar
 from cnn_harness.Datasets._spec import OpenRequest
@@ -33,8 +36,6 @@ from cnn_harness.harness.options.sources import DEFAULT_CONFIG_PATH
 from cnn_harness.harness.run import cli, membership
 from cnn_harness.harness.run.membership import TF_CONFIG
 from cnn_harness.tools.datasets import listings, verify
-from PIL import Image
-from slurm_tasks import TASK, task
 
 MEMORY = 64 << 20  # of Python and NumPy, for inputs of kilobytes
 ODD = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -10,14 +11,18 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
 from cnn_harness.base import plugins
+from cnn_harness.base.errors import OptionError
 from cnn_harness.base.process import commands
+from cnn_harness.emulator.native import library
+from cnn_harness.harness.commands import hints
 
 ROOT = plugins.ROOT
-NOT_RUN = ("docs", "test", "benchmarks", ".ci")  # only in a checkout
+NOT_RUN = ("docs", "test", "bench", "experiments", "tools", ".ci", "setup.py")  # only in a checkout
 NOT_RUN += ("Makefile", "README.md", "LICENSE", "pyproject.toml", "constraints.txt", "Dockerfile")
 NOT_RUN += ("requirements.txt", "requirements-test.txt", "requirements-bench.txt", ".gitignore", ".dockerignore")
-BUILD = "import sys, setuptools.build_meta as b; print(b.build_wheel(sys.argv[1]))"
+BUILD = "import sys, setuptools.build_meta as b; print(getattr(b, sys.argv[1])(sys.argv[2]))"
 
 
 def tracked() -> list[str]:
@@ -28,29 +33,68 @@ def tracked() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
-    """Build the wheel in a copy of the checkout."""
+def source(tmp_path_factory) -> Path:
+    """Return a copy of the checkout."""
     if not (ROOT / ".git").exists():
         pytest.skip("no checkout, of which git could tell the files")
-    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    folder = tmp_path_factory.mktemp("source")
     for name in tracked():
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, source / name)
-    done = subprocess.run([sys.executable, "-c", BUILD, str(target)], cwd=source, capture_output=True, text=True)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+def built(how: str, source: Path, target: Path) -> Path:
+    """Return a new wheel. `how` is the function of setuptools that builds it."""
+    done = subprocess.run([sys.executable, "-c", BUILD, how, str(target)], cwd=source, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return next(target.glob("*.whl"))
 
 
+@pytest.fixture(scope="module")
+def wheel(source, tmp_path_factory) -> Path:
+    """Build the wheel in a copy of the checkout."""
+    return built("build_wheel", source, tmp_path_factory.mktemp("wheel"))
+
+
 def test_wheel_has_checkout_in_one_package(wheel):
-    needed = {name for name in tracked() if name.split("/")[0] not in NOT_RUN}
+    packaged = {
+        name.removeprefix("cnn_harness/"): name for name in tracked() if name.split("/")[0] not in (*NOT_RUN, "popdist")
+    }
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         info = f"cnn_harness-{wheel.name.split('-')[1]}.dist-info"
         assert {name.split("/")[0] for name in names} == {commands.PACKAGE, "popdist", info}
-        assert {name.partition("/")[2] for name in names if name.startswith("cnn_harness/")} == needed
-        assert [name for name in needed if archive.read(f"cnn_harness/{name}") != (ROOT / name).read_bytes()] == []
+        assert {name.partition("/")[2] for name in names if name.startswith("cnn_harness/")} == packaged.keys()
+        assert [
+            name for name, source in packaged.items() if archive.read(f"cnn_harness/{name}") != (ROOT / source).read_bytes()
+        ] == []
         entries = archive.read(f"{info}/entry_points.txt").decode()
     assert [line.split(" = ")[0] for line in entries.splitlines()[1:] if line] == ["cnn", "gc-info", "gc-profile", "poprun"]
+
+
+EDITABLE = """import importlib.util, site, sys
+site.addsitedir(sys.argv[1])
+import cnn_harness.base.errors, popdist
+print(importlib.util.find_spec("cnn_harness.train").origin, *filter(importlib.util.find_spec, sys.argv[2:]))
+"""
+
+
+def test_editable_installation_has_two_names(source, tmp_path, elsewhere):
+    with zipfile.ZipFile(built("build_editable", source, tmp_path)) as archive:
+        archive.extractall(tmp_path / "site")
+    modules = {path.stem for path in source.iterdir() if path.is_dir() or path.suffix == ".py"}
+    names = modules - {"cnn_harness", "popdist", "test"} | {"base", "harness"}  # Python itself has a package `test`
+    call = [sys.executable, "-I", "-S", "-c", EDITABLE, str(tmp_path / "site"), *(name for name in names if "." not in name)]
+    done = subprocess.run(call, cwd=elsewhere, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (f"{source / 'train.py'}\n", "")
+
+
+@pytest.mark.parametrize(
+    "words", ["import ipu_utils as device; device.compile_training", "import log, Models.resnet; log.RunLog"]
+)
+def test_scripts_next_to_train_can_use_short_names(words):
+    subprocess.run([sys.executable, "-c", words], cwd=ROOT, check=True, timeout=60)
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +145,9 @@ def called(site: Path, elsewhere: Path, *words: str, entry: str = "cnn", quick: 
         ("", "usage: cnn COMMAND"),
         ("--version", "cnn-harness 0."),
         ("train --help", "usage: cnn train [FOLDER|CONFIGURATION] [options]"),
+        ("predict --help", "usage: cnn predict WEIGHTS PHOTO... [options]"),
+        ("runs --help", "cnn runs logs/resnet --sort accuracy --json"),
+        ("import-weights --help", "    cnn import-weights resnet50.pth --output rn50.npz"),
         ("--list-configs quickst", "quickstart  resnet 14"),
     ],
 )
@@ -124,6 +171,9 @@ def test_installed_plan_ignores_working_directory(entry, site, elsewhere):
     [
         ("trian", "no command 'trian'; did you mean train?"),
         ("train --modle resnet", "cnn train: error: command line: unknown option --modle"),
+        ("restore", "cnn restore: error: --restore-path"),
+        ("predict efficientnet-lite0 --output x.csv", "cnn predict: error: the photos"),
+        ("train", "cnn train --config quickstart"),
         ("poprun", "cnn train [option]..."),
         ("poprun python restore.py", "cnn restore"),
     ],
@@ -155,3 +205,60 @@ def test_api_imports_package_names_only(site, elsewhere):
         "[] True TrainedNetwork('api_run')",
         "unknown option modle=; did you mean model=, model_size= or profile=?",
     ]
+
+
+# The table of commands
+
+
+def test_every_script_is_command():
+    rows = commands.COMMANDS.values()
+    assert [row.module for row in rows if importlib.util.find_spec(f"{commands.PACKAGE}.{row.module}") is None] == []
+    scripts = {path.stem for path in ROOT.glob("*.py") if "\nif __name__ ==" in path.read_text()}
+    assert scripts <= {row.module for row in rows}
+
+
+@pytest.fixture
+def as_cnn(monkeypatch):
+    """Make this process look like a call of cnn train."""
+    monkeypatch.setattr(commands, "_call", commands.Call(prog="cnn", command="train", path="/opt/env/bin/cnn"))
+
+
+@pytest.mark.parametrize(("name", "row"), commands.COMMANDS.items(), ids=list(commands.COMMANDS))
+def test_texts_name_commands_as_called(name, row, as_cnn):
+    name = next(first for first, each in commands.COMMANDS.items() if each.module == row.module)
+    expected = "poprun" if name == "poprun" else f"cnn {name}"
+    assert commands.as_invoked(f"see {row.call} --help; or `{row.call}`") == f"see {expected} --help; or `{expected}`"
+
+
+def test_file_names_are_unchanged(as_cnn, monkeypatch):
+    for text in ("my/train.py is a file", "./train.py", "train.py: no such file", "mytrain.py", "train.pyc"):
+        assert commands.as_invoked(text) == text
+    monkeypatch.setattr(commands, "_call", None)
+    assert commands.as_invoked("python train.py --help") == "python train.py --help"
+
+
+def test_hints_use_program_as_called(as_cnn, monkeypatch, tmp_path):
+    assert hints.command("validation", "--restore-path", "a b").endswith("/opt/env/bin/cnn validate --restore-path 'a b'")
+    program = tmp_path / "cnn"
+    program.touch(0o755)
+    monkeypatch.setattr(commands, "_call", commands.Call(prog="cnn", command="train", path=str(program)))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert hints.command("restore") == "cnn restore"
+    monkeypatch.setattr(commands, "_call", commands.Call(prog="python -m cnn_harness", command="train"))
+    assert hints.command("restore").endswith(" -m cnn_harness restore")
+
+
+def test_predict_is_validation_with_options():
+    words = commands.COMMANDS["predict"].words
+    named = ["--restore-path", "w.npz", "--predict", "a.jpg", "b"]
+    assert words(["w.npz", "a.jpg", "b", "--output", "o.csv"]) == [*named, "--output", "o.csv"]
+    assert words(named) == named
+    with pytest.raises(OptionError, match="the photos are missing"):
+        words(["w.npz"])
+
+
+def test_installed_kernels_are_in_user_cache(monkeypatch, tmp_path):
+    assert library.built() == ROOT / "cnn_harness/emulator/native/built"
+    monkeypatch.setattr(commands, "in_checkout", lambda: False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert library.built() == tmp_path / "cnn-harness/kernels"

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from commands import succeed
+
+from cnn_harness import log
 from cnn_harness.base import plugins
 from cnn_harness.base.storage import locks, tables
 from cnn_harness.harness.checkpoints import find, manifest, write
 from cnn_harness.harness.checkpoints.checkpoint import Checkpoint
 from cnn_harness.harness.distributed import folders
+from cnn_harness.harness.options.releases import vintage
 from cnn_harness.harness.run.length import TrainingLength
 from cnn_harness.harness.training.meter import Meter
-from commands import succeed
-
-from cnn_harness import log
 
 ROOT = plugins.ROOT
 LENGTH = TrainingLength.of(images=100, global_batch=10, iterations=40, log_freq=5, batches_per_step=5)
@@ -51,6 +53,19 @@ def test_rows_are_independent_of_stops():
     assert pieced[-1]["total_time"] == 2.5
 
 
+def test_speed_ignores_first_call_of_process():
+    meter = Meter(LENGTH, 1, float, {})
+    meter.add([1.0] * 5, [0.0] * 5, seconds=100.0)
+    meter.end_host_step()
+    assert meter.row(5)["it_time"] == 20
+    meter.add([1.0] * 5, [0.0] * 5, seconds=1.0)
+    meter.end_host_step()
+    row = meter.row(10)
+    assert row["it_time"] == pytest.approx(0.2)
+    assert row["img_per_sec"] == pytest.approx(50)
+    assert row["total_time"] == 101
+
+
 def row(iteration: int) -> dict[str, object]:
     return {**dict.fromkeys(tables.TRAINING_COLUMNS, iteration / 7), "step": iteration // 10, "iteration": iteration}
 
@@ -67,6 +82,12 @@ def test_later_rows_are_dropped_on_resume(killed, tmp_path):
     assert path.read_text() == "".join(lines[:3])
     run_log.training_row(row(30))
     assert path.read_text() == "".join(lines[:4])
+
+
+def test_quoted_values_cannot_control_terminal(tmp_path, capsys):
+    log.RunLog(tmp_path).note("warning: a\x1b[2J\x9bb\tc\nof 2\u3000x")
+    line = "warning: a\\x1b[2J\\x9bb\tc\nof 2\u3000x\n"
+    assert capsys.readouterr().out == (tmp_path / "log.txt").read_text() == line
 
 
 def touch(folder: Path, *names: str) -> None:
@@ -94,6 +115,14 @@ def test_checkpoints_of_folder_are_found(tmp_path):
     assert find.run_folder(tmp_path / "ckpt") == tmp_path / "ckpt"
 
 
+def test_newest_checkpoints_are_kept(tmp_path):
+    touch(tmp_path, *(f"ckpt-{n}.{end}" for n in (1, 2, 30, 4) for end in ("index", "meta", "state.json")))
+    write.prune(tmp_path, Checkpoint.at(tmp_path, 30), 2, lambda iteration: True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        f"ckpt-{n}.{end}" for n in (30, 4) for end in ("index", "meta", "state.json")
+    )
+
+
 def test_next_checkpoint_replaces_safety_checkpoints_only(tmp_path):
     touch(tmp_path, *(f"ckpt-{n}.index" for n in (0, 3, 10, 13, 17, 20)))
     for n, rolling in ((3, True), (10, True), (13, False), (17, True), (20, False)):  # 10 would have been saved anyway
@@ -105,7 +134,6 @@ def test_next_checkpoint_replaces_safety_checkpoints_only(tmp_path):
     assert not (tmp_path / "ckpt-3.state.json").exists()
 
 
-@pytest.mark.slow
 def test_mlperf_checker_accepts_log(tmp_path):
     """Rules of the open division, for the network that has rules."""
     checker = pytest.importorskip("mlperf_logging.compliance_checker.mlp_compliance", reason="pip install mlperf-logging")
@@ -129,6 +157,24 @@ def test_mlperf_checker_accepts_log(tmp_path):
     assert ":::MLLOG" not in succeed("train", *words.replace("--mlperf-logging", "--no-logs").split()).out
 
 
+@pytest.mark.parametrize(
+    ("column", "cell", "sound"),
+    [
+        ("val_acc", "", False),
+        ("val_size", "", False),
+        ("val_size", "1e3", False),
+        ("val_acc", "x", False),
+        ("loss", "", False),
+        ("loss", "nan", True),
+    ],
+)
+def test_incomplete_validation_row_is_damage(tmp_path, column, cell, sound):
+    row = dict.fromkeys(tables.VALIDATION_COLUMNS, "1") | {column: cell}
+    (tmp_path / "validation.csv").write_text(f"{','.join(row)}\n{','.join(row.values())}\n")
+    found = tables.Table(tmp_path / "validation.csv", tables.VALIDATION_COLUMNS).read()
+    assert found == ([row] if sound else [])
+
+
 def test_repeated_call_replaces_run_without_checkpoints(tmp_path):
     """With --autoresume. A run that is being written, or that has lost its checkpoints, stays."""
     files = {"log.txt": "old", "training.csv": "epoch,iteration\n0.1,1\n", "report.html": "old", "mine.txt": "kept"}
@@ -150,8 +196,89 @@ def test_repeated_call_replaces_run_without_checkpoints(tmp_path):
     folders.new_run_folder("run", "", str(ours), True, restart=True)
     assert {file.name for file in ours.iterdir()} == {"mine.txt", locks.FILE}
     lost = written("lost", '{"run_id": "x"}', checkpoint="")
-    for folder, said in ((written("other", '{"lr": 0.1}'), "contains a run already"), (lost, "checkpoints are missing")):
+    for folder, said in (
+        (written("other", '{"lr": 0.1}'), "contains a run already"),
+        (lost, "checkpoints are missing"),
+    ):
         before = {file.name: file.read_text() for file in folder.iterdir()}
         with pytest.raises(folders.FolderError, match=said):
             folders.new_run_folder("run", "", str(folder), True, restart=True)
         assert {file.name: file.read_text() for file in folder.iterdir()} == before
+
+
+def test_failing_tracker_is_reported_once(tmp_path, capsys):
+    class Follower:
+        def __init__(self, fails):
+            self.fails, self.seen = fails, []
+
+        def log(self, values, step):
+            if self.fails:
+                raise RuntimeError("no such host")
+            self.seen.append((step, values["loss/train"]))
+
+        def close(self, complete):
+            self.seen.append(complete)
+
+    row = {**dict.fromkeys(tables.TRAINING_COLUMNS, 1), "loss_avg": 0.5}
+    for early in (False, True):
+        lost, kept = Follower(True), Follower(False)
+        run_log = log.RunLog(tmp_path)
+        run_log.follow("--wandb", lambda lost=lost: lost)
+        run_log.follow("--mlflow", lambda kept=kept: kept)
+        for _ in range(2):
+            run_log.training_row(row)
+        if early:
+            run_log.ending()
+        run_log.close()
+        assert kept.seen == [(1, 0.5), (1, 0.5), not early] and not lost.seen
+        assert (
+            capsys.readouterr().out.count("--wandb is disabled for the rest of this run: RuntimeError: no such host\n") == 1
+        )
+
+
+def test_table_without_names_uses_iterations(tmp_path):
+    """As scripts of the first releases read it. Later calls see in the file that it has no names."""
+    names = tables.VALIDATION_COLUMNS[1:]
+    rows = [{**dict.fromkeys(names, 1.5), "name": name, "iteration": i, "val_size": 2}
+            for name, i in (("ckpt-4", 4), ("ckpt-8", 8), ("average", -1))]  # fmt: skip
+    first = tables.run_table(tmp_path, "validation.csv", named=False)
+    for row in rows:
+        first.append(row)
+    path = tmp_path / "validation.csv"
+    before = path.read_text()
+    assert before.splitlines()[:2] == [
+        ",".join(names),
+        ",".join("4" if n == "iteration" else "2" if n == "val_size" else "1.5" for n in names),
+    ]
+    later = tables.run_table(tmp_path, "validation.csv")
+    assert [row["name"] for row in later.read()] == ["ckpt-4", "ckpt-8", ""]
+    path.write_text(before[:-3])
+    later.rewind(9)
+    assert path.read_text().splitlines() == before.splitlines()[:3]
+    later.append(rows[0])
+    assert path.read_text().splitlines()[-1].startswith("4,")
+
+
+def test_release_selects_its_wording(tmp_path, capsys):
+    log.RunLog(tmp_path, throughput=vintage("3.0").throughput).training_row(
+        {**dict.fromkeys(tables.TRAINING_COLUMNS, 0.0), "step": 1, "iteration": 1, "img_per_sec": 12.0}
+    )
+    assert "top-1 accuracy:  0.000 %, throughput:  12.00 samples/sec, time:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_console_shows_remaining_time(terminal, tmp_path, capsys, monkeypatch):
+    values = {
+        **dict.fromkeys(tables.TRAINING_COLUMNS, 0.0),
+        "step": 3,
+        "iteration": 1234,
+        "epoch": 312.5,
+        "img_per_sec": 12345.6,
+    }
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    log.RunLog(tmp_path).training_row(values, left="11:22:33")
+    shown, written = capsys.readouterr().out, (tmp_path / "log.txt").read_text()
+    assert "ETA" in shown
+    assert "11:22:33" in shown
+    assert written.startswith("step:      3, iteration:   1234, epoch: 312.50,")
+    assert max(map(len, shown.splitlines())) <= 80 if terminal else shown == written

@@ -9,6 +9,10 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 
 import pytest
+from manual import COMMANDS, REFUSED
+from photos import write_imagenet
+
+from cnn_harness import poprun
 from cnn_harness.base import plugins
 from cnn_harness.base.errors import OptionError
 from cnn_harness.base.process import command_line
@@ -18,10 +22,6 @@ from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 from cnn_harness.harness.run.run import Run
 from cnn_harness.tools import gc_profile
-from manual import COMMANDS, REFUSED
-from photos import write_imagenet
-
-from cnn_harness import poprun
 
 ROOT = plugins.ROOT
 SCRIPTS = ("train", "validation", "restore", "inference_embedded")

@@ -7,6 +7,7 @@ from pathlib import Path
 import nbclient
 import nbformat
 import pytest
+
 from cnn_harness.base import plugins
 
 NOTEBOOKS = sorted((plugins.ROOT / "docs/notebooks").glob("*.ipynb"))

@@ -7,10 +7,12 @@ import re
 
 import pytest
 import yaml
-from cnn_harness.base.plugins import ROOT
-from cnn_harness.tools.planning import plan_options
 from commands import run, succeed
 from figures import checked
+
+from cnn_harness.base.plugins import ROOT
+from cnn_harness.harness.options.call import Call
+from cnn_harness.tools.planning import plan_options
 
 CONFIGURATIONS = [
     name for name in yaml.safe_load((ROOT / "configs.yml").read_text())
@@ -76,7 +78,7 @@ def test_several_systems_keep_global_batch():
 def test_run_directory_supplies_options(tmp_path):
     """--restore-path takes all recorded options, and the command line overrides them, as in train.py."""
     words = ("--config", "quickstart", "--epochs-per-ckpt", 2, "--global-batch-size", 64)
-    prepared = plan_options.run_of([str(word) for word in words])
+    prepared = plan_options.run_of(Call.of_words([str(word) for word in words], "train"))
     recorded = tmp_path / "arguments.json"
     recorded.write_text(json.dumps({**prepared.options.values(), "total_replicas": prepared.plan.options.replicas}))
     one, other = (json.loads(succeed("plan", *given, "--json", "-").out) for given in (words, ("--restore-path", tmp_path)))

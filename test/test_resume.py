@@ -9,8 +9,9 @@ import shutil
 from functools import partial
 
 import pytest
-from cnn_harness.base.storage import locks
 from commands import Row, assert_same_bits, run, succeed, timeless, variables
+
+from cnn_harness.base.storage import locks
 
 AXES = {
     "optimiser": ("SGD", "momentum", "RMSprop", "LARS", "LAMB", "Adam", "AdamW"),

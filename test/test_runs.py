@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import Result, run
+
 from cnn_harness.base.storage import locks
 from cnn_harness.base.storage.tables import VALIDATION_COLUMNS, Table
 from cnn_harness.harness.checkpoints import manifest
-from commands import Result, run
 
 RECORD = {"model": "resnet", "model_size": 8, "dataset": "cifar-10", "total_iterations": 6, "run_id": "ab"}
 

@@ -16,11 +16,12 @@ from pathlib import Path
 
 import pytest
 import tensorflow.compat.v1 as tf
+from commands import assert_same_bits, rows, run, succeed, timeless, variables
+
 from cnn_harness.base import plugins
 from cnn_harness.harness.checkpoints import find
 from cnn_harness.harness.training.checkpointer import Checkpointer
 from cnn_harness.harness.training.loop import TrainingLoop
-from commands import assert_same_bits, rows, run, succeed, timeless, variables
 
 ROOT = plugins.ROOT
 WORDS = (

@@ -7,9 +7,10 @@ import re
 
 import pytest
 import slurm_daemons
-from cnn_harness.base import plugins
 from commands import assert_same_bits, timeless, variables
 from slurm_daemons import Slurm, until
+
+from cnn_harness.base import plugins
 
 UPDATES = 400
 NETWORK = f"--dataset fashion-mnist --model-size 8 --micro-batch-size 8 --iterations {UPDATES} --log-freq 40 --no-validation --seed 3"

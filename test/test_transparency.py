@@ -14,6 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from commands import Row, assert_same_bits, covering, moved
+
+from cnn_harness import ipu_utils
 from cnn_harness.emulator.lowering.tensorflow import OPERATIONS, Lowering
 from cnn_harness.emulator.network.network import Node
 from cnn_harness.emulator.plan.plan import ExecutionPlan
@@ -24,9 +27,6 @@ from cnn_harness.harness.programs.build import training_program
 from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 from cnn_harness.harness.run.run import Run
-from commands import Row, assert_same_bits, covering, moved
-
-from cnn_harness import ipu_utils
 
 UPDATES = 5
 IMAGES = 100  # 5 updates of 48 samples are more than two epochs

@@ -7,8 +7,9 @@ import subprocess
 import sys
 
 import pytest
-from cnn_harness.base import plugins
 from commands import rows
+
+from cnn_harness.base import plugins
 
 FILES = ("run/ckpt-3.index", "two/ckpt-2.index", "exported/frozen.pb", "predicted.csv", "report.html", "compared.svg")
 

@@ -1,6 +1,6 @@
 """Draw docs/packages.svg: which package imports which, read from the import statements.
 
-    python tools/draw_packages.py [--output FILE]
+    python -m tools.draw_packages [--output FILE]
 
 A package is drawn above the packages that it imports. A direct line is left out if a path of other lines connects the same
 packages.
@@ -19,23 +19,20 @@ from cnn_harness.base.process import command_line
 from cnn_harness.harness.reports import chart, output
 
 ROOT = plugins.ROOT
+PACKAGE = "cnn_harness"
+PLACES = (ROOT / PACKAGE, ROOT)  # of the modules of the package
 PURPOSES = {  # the name of each package and its purpose in a few words
     "commands": "train, validation, restore, tools, api",
     "harness.training": "the training loop and its events",
-    "harness.planning": "tables and pages of cnn plan",
-    "harness.export": "export to other runtimes",
-    "harness.report_page": "report.html",
     "harness.commands": "code that all commands share",
     "harness.evaluation": "validation, predictions for photos",
-    "harness.diagnostics": "lost gradients, NaN, slow instances",
-    "harness.programs": "programs of a run: loss, optimiser",
-    "harness.processes": "start instances, notice lost ones",
+    "harness.programs": "programs of a run, loss",
+    "harness.distributed": "start instances, notice lost ones",
     "harness.checkpoints": "find, verify, read, write, average",
-    "harness.reports": "charts, tables, profiles, trackers",
-    "harness.run": "a run: data, length, option checks",
-    "harness.cluster": "the cluster: TF_CONFIG, Slurm, MPI",
-    "harness.options": "options, configurations, update rules",
-    "harness.finetuning": "check of an image folder",
+    "harness.reports": "charts, pages, profiles, trackers",
+    "harness.run": "a run: options, data, length, cluster",
+    "harness.options": "options, configurations, calls",
+    "Optimisers": "optimisers and their options",
     "ipu_utils": "the device layer's interface",
     "emulator.numerics": "histograms of exponents",
     "emulator.inference": "inference programs",
@@ -52,12 +49,12 @@ PURPOSES = {  # the name of each package and its purpose in a few words
     "base": "option fields, random draws, files, signals, errors",
 }
 COLOURS = {"harness": "#dce8f5", "emulator": "#e3f0e6", "ipu_utils": "#e3f0e6", "base": chart.LIGHT, "commands": "#f6e3da"}
-PLUGINS = ("Models", "LR_Schedules", "Datasets")
+PLUGINS = ("Models", "LR_Schedules", "Datasets", "Optimisers")
 BOX, GAP, ROW, EDGE = 290, 24, 62, 12  # pixels: width of a box, gap between boxes, height of a row, margin
 
 
 def imported(path: Path, top_level_only: bool = False) -> set[str]:
-    """Return the full names of the modules that a file imports, except imports under TYPE_CHECKING."""
+    """Return the modules that a file imports, except imports under TYPE_CHECKING, without the package's name."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     skipped = {id(node) for test in ast.walk(tree) if isinstance(test, ast.If) and "TYPE_CHECKING" in ast.dump(test.test)
                for node in ast.walk(test)}  # fmt: skip
@@ -69,13 +66,22 @@ def imported(path: Path, top_level_only: bool = False) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {name if _is_module(name) else node.module for name in names}
-    return found
+            found |= {name if _is_module(_short(name)) else node.module for name in names}
+    return set(map(_short, found))
+
+
+def module(path: Path) -> str:
+    """Return the name of a file's module, without the package's name."""
+    return _short(".".join(path.relative_to(ROOT).with_suffix("").parts))
+
+
+def _short(name: str) -> str:
+    return name.removeprefix(f"{PACKAGE}.")
 
 
 def _is_module(name: str) -> bool:
-    path = ROOT.joinpath(*name.split("."))
-    return path.with_suffix(".py").exists() or path.is_dir()
+    paths = [place.joinpath(*name.split(".")) for place in PLACES]
+    return any(path.with_suffix(".py").exists() or path.is_dir() for path in paths)
 
 
 def package(module: str) -> str | None:
@@ -84,16 +90,16 @@ def package(module: str) -> str | None:
     for name in (".".join(parts[:2]), parts[0]):
         if name in PURPOSES:
             return name
-    return "commands" if parts[0] == "tools" or (ROOT / f"{parts[0]}.py").exists() else None
+    is_script = any((place / f"{parts[0]}.py").exists() for place in PLACES)
+    return "commands" if parts[0] == "tools" or is_script else None
 
 
 def graph() -> dict[str, set[str]]:
     """Return the packages that each package imports, except packages that it also imports indirectly."""
-    folders = ("base", *PLUGINS, "emulator", "harness", "tools")
-    files = [*ROOT.glob("*.py"), *(file for folder in folders for file in (ROOT / folder).rglob("*.py"))]
+    files = [*ROOT.glob("*.py"), *(file for folder in (PACKAGE, *PLUGINS) for file in (ROOT / folder).rglob("*.py"))]
     edges: dict[str, set[str]] = {name: set() for name in PURPOSES}
     for file in files:
-        here = package(".".join(file.relative_to(ROOT).with_suffix("").parts))
+        here = package(module(file))
         if here:
             edges[here] |= {package(name) for name in imported(file)} - {None, here}
 

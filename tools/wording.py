@@ -17,7 +17,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("docs", "base", "Models", "LR_Schedules", "Datasets", "emulator", "harness", "tools", "benchmarks", "test")
+FOLDERS = (
+    "docs",
+    "cnn_harness",
+    "Models",
+    "LR_Schedules",
+    "Optimisers",
+    "Datasets",
+    "experiments",
+    "tools",
+    "bench",
+    "test",
+)
 LONGEST = 30  # maximum number of words in a sentence
 AVOIDED = {  # a pattern, and the words that we write instead
     r"(tell|tells|told|telling) of|(is|are|was|were) told": "report, warn, log",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
 from cnn_harness.base.errors import DataError
 from cnn_harness.base.storage import input_files
 from cnn_harness.base.storage.input_files import Slices

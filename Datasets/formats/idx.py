@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+
 from cnn_harness.base import bounds
 from cnn_harness.base.errors import DataError
 from cnn_harness.base.storage import input_files

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import google_crc32c
 import numpy as np
+
 from cnn_harness.base.errors import DataError
 from cnn_harness.base.storage import cache, files, input_files
 from cnn_harness.base.storage.input_files import Slices

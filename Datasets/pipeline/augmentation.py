@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
+
 from cnn_harness.base import draws
 
 FRAME = 4  # zero pixels added on every side of a small image before its random crop

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+
 from cnn_harness.base import draws
 from cnn_harness.Datasets._spec import ReadRequest
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 
 import tensorflow.compat.v1 as tf
+
 from cnn_harness.base import draws
 from cnn_harness.Datasets._spec import ReadRequest
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+
 from cnn_harness.base.errors import DataError
 from cnn_harness.base.process import tf_runtime
 from cnn_harness.base.storage import input_files

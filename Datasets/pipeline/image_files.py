@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+
 from cnn_harness.base.errors import DataError
 from cnn_harness.Datasets._spec import DataSpec, ReadRequest
 from cnn_harness.Datasets.formats import image_headers

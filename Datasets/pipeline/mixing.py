@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import tensorflow.compat.v1 as tf
+
 from cnn_harness.base import draws
 
 _CANDIDATES = 8

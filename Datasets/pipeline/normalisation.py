@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+
 from cnn_harness.Datasets._spec import ReadRequest
 from cnn_harness.Datasets.formats import preprocessing
 from cnn_harness.Datasets.pipeline.augmentation import FRAME, Cuts, no_cuts, sized

@@ -16,6 +16,7 @@ from functools import partial
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+
 from cnn_harness.base import draws
 from cnn_harness.base.errors import DataError
 from cnn_harness.Datasets._spec import InputStage, ReadRequest, Records

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+
 from cnn_harness.base import host_limits
 from cnn_harness.base.errors import DataError
 from cnn_harness.base.process import tf_runtime

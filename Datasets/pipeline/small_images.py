@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+
 from cnn_harness.Datasets._spec import ReadRequest
 from cnn_harness.Datasets.pipeline import augmentation, auto_augment, batching, normalisation
 

@@ -44,6 +44,7 @@ class GeneratedSource:
 
     def validation(self, request: ReadRequest) -> tf.data.Dataset:
         import tensorflow.compat.v1 as tf
+
         from cnn_harness.Datasets.pipeline import batching
 
         size, batch = self.spec.validation_images, request.batch_size
@@ -64,6 +65,7 @@ class GeneratedSource:
 
     def _stream(self, positions: tf.data.Dataset, request: ReadRequest, size: int | None) -> tf.data.Dataset:
         import tensorflow.compat.v1 as tf
+
         from cnn_harness.Datasets.pipeline import batching
 
         once = tf.data.Dataset.from_tensors(0).map(lambda _: _sample(self.spec, request)).cache().repeat()
@@ -85,6 +87,7 @@ def _sample(spec: DataSpec, request: ReadRequest) -> dict[str, tf.Tensor]:
     The last class never occurs, as in the original harness.
     """
     import tensorflow.compat.v1 as tf
+
     from cnn_harness.base import draws
     from cnn_harness.Datasets.pipeline import augmentation, normalisation
 

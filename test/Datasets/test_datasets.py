@@ -11,6 +11,9 @@ import numpy as np
 import photos
 import pytest
 import tensorflow.compat.v1 as tf
+from splitmix import reference_below
+from streams import assert_equal, joined, opened, records, request, small, take
+
 from cnn_harness.base import draws
 from cnn_harness.base.errors import DataError
 from cnn_harness.Datasets import cifar
@@ -21,8 +24,6 @@ from cnn_harness.Datasets.sources import generated, record_sample
 from cnn_harness.Datasets.sources.registry import published_spec
 from cnn_harness.harness.run.recorded_arguments import changed_data, data_identity
 from cnn_harness.tools.datasets import rebuild_fashion_mnist
-from splitmix import reference_below
-from streams import assert_equal, joined, opened, records, request, small, take
 
 _TRAIN = 200  # 5 files of 40
 _VALIDATION = 30

@@ -10,14 +10,15 @@ import numpy as np
 import photos
 import pytest
 import tensorflow.compat.v1 as tf
-from cnn_harness.base.errors import DataError
-from cnn_harness.Datasets.formats import image_headers, tfrecord
-from cnn_harness.Datasets.pipeline import decoding, image_files
-from cnn_harness.Datasets.sources.registry import published_spec
 from commands import run
 from photos import encoded
 from PIL import Image, ImageOps
 from streams import opened, request, take
+
+from cnn_harness.base.errors import DataError
+from cnn_harness.Datasets.formats import image_headers, tfrecord
+from cnn_harness.Datasets.pipeline import decoding, image_files
+from cnn_harness.Datasets.sources.registry import published_spec
 
 FORMATS = image_headers.FORMATS
 

@@ -12,13 +12,14 @@ import numpy as np
 import photos
 import pytest
 import tensorflow.compat.v1 as tf
+from commands import run, succeed
+from streams import joined, opened, request, take
+
 from cnn_harness.base.errors import DataError
 from cnn_harness.Datasets.formats import class_names, tf_example
 from cnn_harness.Datasets.pipeline import decoding, photo_stream
 from cnn_harness.Datasets.sources import image_folder, locate
 from cnn_harness.harness.run import cli, data
-from commands import run, succeed
-from streams import joined, opened, request, take
 
 PNG = photos.encoded(photos.plain_image(), "PNG")
 

@@ -13,11 +13,12 @@ import numpy as np
 import photos
 import pytest
 import tensorflow.compat.v1 as tf
+from commands import assert_same_bits, run, succeed, timeless, variables
+from streams import assert_equal, joined, opened, small, take
+
 from cnn_harness.Datasets.formats import preprocessing, tfrecord
 from cnn_harness.Datasets.formats.tfrecord import RecordIndex
 from cnn_harness.Datasets.pipeline import batching
-from commands import assert_same_bits, run, succeed, timeless, variables
-from streams import assert_equal, joined, opened, small, take
 
 TRAIN = ("--dataset", "imagenet", "--model", "resnet", "--model-size", 10, "--image-size", 32, "--batch-size", 4, "--precision",
          "32.32", "--seed", 3, "--iterations", 3, "--valid-batch-size", 4)  # fmt: skip

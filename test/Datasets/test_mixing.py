@@ -6,13 +6,14 @@ import numpy as np
 import photos
 import pytest
 import tensorflow.compat.v1 as tf
+from commands import assert_same_bits, succeed, variables
+
 from cnn_harness.Datasets.pipeline.mixing import Mixing
 from cnn_harness.emulator.program.runtime import new_graph
 from cnn_harness.harness.programs import losses
 from cnn_harness.harness.programs.build import training_spec
 from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
-from commands import assert_same_bits, succeed, variables
 
 SIDE = 16
 BASE = "--dataset fashion-mnist --model-size 8 --seed 3 --precision 32.32 --no-validation"

@@ -8,12 +8,13 @@ import numpy as np
 import photos
 import pytest
 import tensorflow.compat.v1 as tf
-from cnn_harness.base import draws
-from cnn_harness.Datasets.pipeline import auto_augment
 from PIL import Image, ImageEnhance, ImageOps
 from small_sets import cifar10
 from splitmix import reference_bits
 from streams import assert_equal, joined, opened, small, take
+
+from cnn_harness.base import draws
+from cnn_harness.Datasets.pipeline import auto_augment
 
 SIDE = 48
 ALL = {"policy": "rand", "colour_jitter": 0.4, "random_erasing": 0.5}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import tensorflow.compat.v1 as tf
+
 from cnn_harness.Datasets.formats import tf_example
 from cnn_harness.Datasets.formats.tf_example import ENCODED, LABEL
 

@@ -7,10 +7,10 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from cnn_harness.harness.run.length import TrainingLength
-from cnn_harness.LR_Schedules._schedule import ScheduledRun, warmup_iterations
 
 from cnn_harness import LR_Schedules
+from cnn_harness.harness.run.length import TrainingLength
+from cnn_harness.LR_Schedules._schedule import ScheduledRun, warmup_iterations
 
 NAMES = sorted(p.stem for p in Path(LR_Schedules.__file__).parent.glob("[!_]*.py"))
 NEEDED = {"stepped": {"learning_rate_schedule": "0.3,0.6,0.8,0.9"}, "exponential": {"lr_decay_rate": 0.97, "lr_drops": 146}}

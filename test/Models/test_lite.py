@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cnn_harness.Datasets.formats import class_names
-from cnn_harness.Datasets.sources.registry import published_spec
-from cnn_harness.harness.checkpoints import weights_file
 from commands import run, succeed, variables
 from networks import recorded
 from PIL import Image
+
+from cnn_harness.Datasets.formats import class_names
+from cnn_harness.Datasets.sources.registry import published_spec
+from cnn_harness.harness.checkpoints import weights_file
 
 LITE = {"batch_norm": True, "group_norm": False, "se": False, "use_relu6": True, "fix_stem_head": True}
 LITE_WORDS = "--batch-norm --no-se --use-relu6 --fix-stem-head"

@@ -6,13 +6,14 @@ import importlib
 
 import pytest
 import tensorflow.compat.v1 as tf
+from networks import CLASSES, network, recorded
+
 from cnn_harness.emulator.lowering.lists import prepared
 from cnn_harness.emulator.lowering.policy import PrecisionPolicy
 from cnn_harness.emulator.network.network import Network, Shape
 from cnn_harness.emulator.network.recorder import Recorder
 from cnn_harness.emulator.plan.precision import SINGLE
 from cnn_harness.emulator.program.runtime import new_graph
-from networks import CLASSES, network, recorded
 
 GN, BN = {"group_norm": True, "batch_norm": False}, {"group_norm": False, "batch_norm": True}
 G16 = {"group_dim": 16, "expand_ratio": 4}

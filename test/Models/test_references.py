@@ -17,14 +17,15 @@ import keras
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from references import generated
+from timm_networks import recorded
+
 from cnn_harness.emulator.lowering.lists import prepared
 from cnn_harness.emulator.lowering.policy import PrecisionPolicy
 from cnn_harness.emulator.network.recorder import record
 from cnn_harness.emulator.plan.precision import SINGLE
 from cnn_harness.emulator.program.runtime import new_graph, session_config
 from cnn_harness.tools import architectures, weight_names
-from references import generated
-from timm_networks import recorded
 
 TOLERANCE = {"float64": 1e-8, "float32": 1e-4}
 KERAS, RESNET, TIMM, _ = weight_names.LAYOUTS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from cnn_harness.base.errors import OptionError
 from cnn_harness.base.process import command_line
 

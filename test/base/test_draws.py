@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from cnn_harness.base import draws
 from splitmix import reference_below, reference_bits
+
+from cnn_harness.base import draws
 
 
 def evaluated(make):

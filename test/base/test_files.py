@@ -11,14 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from cnn_harness import log
 from cnn_harness.base.errors import OptionError
 from cnn_harness.base.storage import locks, tables
 from cnn_harness.base.storage.tables import Table
 from cnn_harness.harness.checkpoints import weights_file
 from cnn_harness.harness.reports import training_chart
 from cnn_harness.tools.exporting import export_folder
-
-from cnn_harness import log
 
 
 @pytest.fixture

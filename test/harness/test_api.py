@@ -14,12 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 import clothing
 import numpy as np
 import pytest
-from cnn_harness.base.errors import DataError, WrongInput
-from cnn_harness.harness.checkpoints import find, read
 from commands import rows, succeed
 from PIL import Image
 
 from cnn_harness import api
+from cnn_harness.base.errors import DataError, WrongInput
+from cnn_harness.harness.checkpoints import find, read
 
 TINY = {"model_size": 8, "micro_batch_size": 4, "batches_per_step": 3, "seed": 1, "quiet": True}
 
@@ -46,6 +46,19 @@ def test_callbacks_get_each_update_and_validation_once(trained):
         assert np.mean([step["accuracy"] for step in of_host_step]) == pytest.approx(float(row["train_acc_batch"]))
         assert of_host_step[-1]["epoch"] == float(row["epoch"])
     assert [{name: str(value) for name, value in row.items()} for row in validations] == rows(run.folder / "validation.csv")
+
+
+def test_run_is_listed_exported_and_reported(trained, tmp_path):
+    run, _, _ = trained
+    (listed,) = api.runs(run.folder.parent)
+    assert listed["folder"] == str(run.folder)
+    assert listed["accuracy"] == run.accuracy
+    exported = run.export(tmp_path / "exported", ["savedmodel", "frozen"], quiet=True)
+    assert {"saved_model.pb", "labels.txt"} <= {file.name for file in exported.rglob("*")}
+    page = run.report(tmp_path / "page.html", evaluation=False, quiet=True)
+    assert run.folder.name in page.read_text()
+    with pytest.raises(WrongInput, match="sort"):
+        api.runs(run.folder.parent, "speed")
 
 
 @pytest.mark.parametrize("table", ["training", "validation"])

@@ -27,6 +27,7 @@ def main(addresses: list[str], instance: int, wire: str, file: str) -> None:
 
     tf_runtime.import_tensorflow()
     import tensorflow.compat.v1 as tf
+
     from cnn_harness.emulator.lowering.policy import PrecisionPolicy
     from cnn_harness.emulator.plan import number_formats
     from cnn_harness.emulator.plan.precision import SINGLE

@@ -12,16 +12,16 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
-import cnn_harness.train as train
 import numpy as np
 import tensorflow.compat.v1 as tf
+
+import cnn_harness.train as train
+from cnn_harness import inference_embedded, restore, validation, weight_avg
 from cnn_harness.emulator.program.training_program import TrainingProgram
 from cnn_harness.harness.commands import answers
 from cnn_harness.harness.programs import build, program_cache
 from cnn_harness.harness.run.run import Run
 from cnn_harness.tools import export, finetune, plan, report, runs, sweep
-
-from cnn_harness import inference_embedded, restore, validation, weight_avg
 
 Row = Mapping[str, str]  # of a grid: a value for each axis
 SCRIPTS = {

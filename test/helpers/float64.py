@@ -12,10 +12,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 import cnn_harness.train as train
+from cnn_harness import restore
 from cnn_harness.base.process import tf_runtime
 from cnn_harness.harness.commands import answers
-
-from cnn_harness import restore
 
 if __name__ == "__main__":
     tf_runtime.import_tensorflow()

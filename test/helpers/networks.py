@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+
 from cnn_harness.emulator.lowering.lists import prepared
 from cnn_harness.emulator.lowering.policy import PrecisionPolicy
 from cnn_harness.emulator.lowering.tensorflow import Lowering

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+
 from cnn_harness.Datasets.cifar import BINARY_FILES
 from cnn_harness.Datasets.formats import idx
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+
 from cnn_harness.Datasets import cifar, fashion_mnist, imagefolder, imagenet
 from cnn_harness.Datasets._spec import OpenRequest, ReadRequest
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
+
 from cnn_harness.base import plugins
 
 RECORDED = plugins.ROOT / "test/references"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+
 from cnn_harness.emulator.network.network import Network
 from cnn_harness.emulator.network.recorder import record
 from cnn_harness.Models._layers import GLOROT

@@ -30,8 +30,9 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent)]
 
-from cnn_harness.tools import weight_names  # noqa: E402
 from references.generated import noise_images, weights  # noqa: E402
+
+from cnn_harness.tools import weight_names  # noqa: E402
 
 ABSENT = ("torchvision", "safetensors", "huggingface_hub")
 NETWORKS = {  # file -> name in timm, options here, side

@@ -17,14 +17,15 @@ import numpy as np
 import photos
 import pytest
 import tensorflow.compat.v1 as tf
+from commands import Result, arguments, run, succeed
+from PIL import Image
+from streams import opened, records
+
 from cnn_harness.base import plugins
 from cnn_harness.base.errors import DataError
 from cnn_harness.base.process import command_line
 from cnn_harness.Datasets.formats import tf_example, tfrecord
 from cnn_harness.tools.datasets import convert, listings, verify
-from commands import Result, arguments, run, succeed
-from PIL import Image
-from streams import opened, records
 
 ROOT = plugins.ROOT
 COMMANDS = {"convert": convert.main, "verify": verify.main}

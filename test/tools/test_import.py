@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -13,15 +14,16 @@ import keras
 import networks
 import numpy as np
 import pytest
+from commands import run, succeed
+from PIL import Image
+from references import generated
+from timm_networks import recorded
+
 from cnn_harness.base import plugins
 from cnn_harness.base.process import command_line
 from cnn_harness.harness.checkpoints import weights_file
 from cnn_harness.tools import import_weights, keras_layers, weight_names
 from cnn_harness.tools.architectures import UNKNOWN, ImportFailure
-from commands import run, succeed
-from PIL import Image
-from references import generated
-from timm_networks import recorded
 
 ROOT = plugins.ROOT
 NETWORKS = {
@@ -348,8 +350,9 @@ def test_safetensors_file_gives_answers(tmp_path):
     values = generated.weights(ours, 3)
     theirs = {name: np.ascontiguousarray(layout.value_back(name, values[layout.ours(name, None)])) for name in shapes}
     safetensors.save_file(theirs, tmp_path / "model.safetensors")
-    command = [sys.executable, str(ROOT / "tools/import_weights.py"), "model.safetensors"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-m", "cnn_harness", "import-weights", "model.safetensors"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "a ResNet of torchvision or timm: resnet 18, 107 variables" in done.stdout
     assert weights_file.options(tmp_path / "model.npz")["symmetric_padding"] is True  # as PyTorch pads
@@ -366,7 +369,7 @@ def test_foreign_files_lead_to_import_tool(name, tmp_path):
     network = ("--model", "resnet", "--dataset", "cifar-10", "--generated-data")
     for words in (("train", "--init-path", path, *network), ("validation", "--restore-path", path)):
         result = run(*words)
-        assert result.code == 2 and f"tools/import_weights.py {shlex.quote(str(path))}" in result.err
+        assert result.code == 2 and f"cnn import-weights {shlex.quote(str(path))}" in result.err
 
 
 # --- rejections ---

@@ -10,10 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+from commands import Result, assert_same_bits, run, succeed, timeless, variables
+
 from cnn_harness.base import plugins
 from cnn_harness.harness.options.configs import ConfigFile
 from cnn_harness.tools import sweep
-from commands import Result, assert_same_bits, run, succeed, timeless, variables
 
 HEAD = "s:\n  config: quickstart\n"
 GRID = HEAD + "  grid:\n    momentum: [0.8, 0.90]\n    base_learning_rate_exponent: [-6, -7, -8]\n"

@@ -9,6 +9,9 @@ from functools import cache
 from itertools import pairwise
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from cnn_harness.emulator.cost_model import search, systems, variants
 from cnn_harness.emulator.cost_model.constants import FITTED
 from cnn_harness.emulator.cost_model.memory import CODE, CODE_ALWAYS, TEMPORARIES, UNEVEN
@@ -18,8 +21,6 @@ from cnn_harness.emulator.cost_model.throughput import Timing
 from cnn_harness.emulator.cost_model.workload import Workload
 from cnn_harness.tools import fit_planner
 from cnn_harness.tools.planning.plan_options import run_of
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 MIB = 2**20
 

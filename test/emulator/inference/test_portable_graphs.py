@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+
 from cnn_harness.emulator.inference import frozen
 from cnn_harness.harness.programs import build, embedded
 from cnn_harness.harness.run import cli

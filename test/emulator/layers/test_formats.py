@@ -12,12 +12,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from gfloat import Domain, FormatInfo, RoundMode, decode_float, round_float
+
 from cnn_harness.emulator.layers.rounding import Rounding, range_factor
 from cnn_harness.emulator.native import library
 from cnn_harness.emulator.plan import number_formats
 from cnn_harness.emulator.plan.number_formats import BF16, E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, FP16, FP32, Format, FormatError
 from cnn_harness.emulator.program.runtime import new_graph, session_config
-from gfloat import Domain, FormatInfo, RoundMode, decode_float, round_float
 
 CASTS = {
     "fp16": np.float16, "bf16": ml_dtypes.bfloat16, "e4m3fnuz": ml_dtypes.float8_e4m3fnuz,

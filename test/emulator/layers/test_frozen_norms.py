@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from networks import recorded
+
 from cnn_harness.base.gradient_rules import gradients
 from cnn_harness.emulator.layers import batch_norm
 from cnn_harness.emulator.lowering.lists import prepared
@@ -14,7 +16,6 @@ from cnn_harness.emulator.plan import precision
 from cnn_harness.emulator.program.runtime import new_graph
 from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
-from networks import recorded
 
 ACTIVATIONS = {"linear": tf.identity, "relu": tf.nn.relu, "relu6": tf.nn.relu6, "swish": lambda z: z * tf.sigmoid(z)}
 

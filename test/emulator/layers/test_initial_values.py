@@ -6,9 +6,10 @@ import math
 
 import numpy as np
 import pytest
+from networks import evaluated, recorded
+
 from cnn_harness.emulator.layers.initial_values import initial_value
 from cnn_harness.Models._layers import Initial, Variable
-from networks import evaluated, recorded
 
 G16 = {"group_dim": 16, "expand_ratio": 4}
 

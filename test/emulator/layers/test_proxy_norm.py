@@ -9,6 +9,9 @@ import math
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from commands import program
+from networks import built
+
 from cnn_harness.emulator.layers import proxy_norm
 from cnn_harness.emulator.plan.precision import OFF, by_name
 from cnn_harness.emulator.program.runtime import new_graph
@@ -19,8 +22,6 @@ from cnn_harness.harness.run.resolve import prepare
 from cnn_harness.harness.run.run import Run
 from cnn_harness.Models._layers import ProxyRule, Variable
 from cnn_harness.Models._norms import GroupNorm
-from commands import program
-from networks import built
 
 CHANNELS = 6
 RULES = [ProxyRule(activation, epsilon) for activation in ("relu", "relu6", "swish") for epsilon in (0.03, 0.5)]

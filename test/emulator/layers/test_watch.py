@@ -7,13 +7,14 @@ from contextlib import closing
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from commands import assert_same_bits, run, succeed, variables
+
 from cnn_harness.emulator.layers.watch import GradientWatch, WatchedLayers
 from cnn_harness.emulator.plan.number_formats import E5M2FNUZ, FP16
 from cnn_harness.emulator.program.runtime import new_graph
 from cnn_harness.harness.programs.build import training_program, training_spec, validation_program
 from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
-from commands import assert_same_bits, run, succeed, variables
 
 BASE = (
     "--dataset fashion-mnist --model-size 8 --batch-size 8 --seed 3 --optimiser momentum --precision 16.16 --no-validation"

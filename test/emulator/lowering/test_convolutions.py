@@ -7,6 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from networks import built, evaluated, random
+
 from cnn_harness.base.gradient_rules import gradients
 from cnn_harness.emulator.lowering import policy as policies
 from cnn_harness.emulator.lowering import portable
@@ -14,7 +16,6 @@ from cnn_harness.emulator.network.recorder import record_layers
 from cnn_harness.emulator.plan.precision import OFF, SINGLE, by_name
 from cnn_harness.Models._layers import GLOROT
 from cnn_harness.Models._norms import BatchNorm
-from networks import built, evaluated, random
 
 
 def padded(x, kernel, stride, value=0.0):

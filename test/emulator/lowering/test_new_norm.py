@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from networks import built
+
 from cnn_harness.base.gradient_rules import gradients
 from cnn_harness.emulator.layers.activations import activated
 from cnn_harness.emulator.layers.rounding import widened
@@ -19,7 +21,6 @@ from cnn_harness.emulator.network.recorder import record_layers
 from cnn_harness.emulator.plan.precision import OFF, SINGLE, by_name
 from cnn_harness.emulator.program.runtime import new_graph
 from cnn_harness.Models._norms import Norm
-from networks import built
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from networks import built, evaluated, random
+
 from cnn_harness.emulator.lowering.tensorflow import NORMS
 from cnn_harness.Models import _norms
 from cnn_harness.Models._norms import BatchNorm, GroupNorm
-from networks import built, evaluated, random
 
 
 def norm_of(x, policy, gamma=None, beta=None, training=True, moving=None):

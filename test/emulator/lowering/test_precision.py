@@ -11,6 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from commands import assert_same_bits, run, succeed, variables
+from networks import built, options_of
+
 from cnn_harness.emulator.layers.initial_values import initial_value
 from cnn_harness.emulator.layers.rounding import Rounding, add_rounded
 from cnn_harness.emulator.layers.watch import GradientWatch, WatchedLayers
@@ -30,8 +33,6 @@ from cnn_harness.emulator.program.runtime import new_graph, session_config
 from cnn_harness.harness.programs import build
 from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
-from commands import assert_same_bits, run, succeed, variables
-from networks import built, options_of
 
 HALVES = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
 FINITE = HALVES[np.isfinite(HALVES)]

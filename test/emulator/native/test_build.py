@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from cnn_harness.base.plugins import ROOT
 from cnn_harness.emulator.native import build, library
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+
 from cnn_harness.base.gradient_rules import gradients
 from cnn_harness.emulator.lowering.lists import prepared
 from cnn_harness.emulator.lowering.policy import PrecisionPolicy

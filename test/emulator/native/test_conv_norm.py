@@ -10,6 +10,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from networks import built
+
 from cnn_harness.emulator.inference.inference_program import logits_of
 from cnn_harness.emulator.lowering import lists
 from cnn_harness.emulator.native import library
@@ -21,7 +23,6 @@ from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 from cnn_harness.Models._layers import Initial, Layers, Tensor
 from cnn_harness.Models._norms import BatchNorm
-from networks import built
 
 pytestmark = pytest.mark.skipif(library.load() is None, reason="the kernels are not built")
 INITIAL, NORM = Initial(2.0, "fan_out"), BatchNorm(epsilon=1e-3)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+
 from cnn_harness.emulator.native import library
 from cnn_harness.emulator.program.runtime import new_graph
 

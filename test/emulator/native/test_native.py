@@ -7,6 +7,9 @@ import itertools
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from commands import succeed, timeless
+from networks import built
+
 from cnn_harness.base.gradient_rules import gradients
 from cnn_harness.emulator.layers import batch_norm, group_norm
 from cnn_harness.emulator.layers.rounding import Rounding
@@ -16,8 +19,6 @@ from cnn_harness.emulator.native import library
 from cnn_harness.emulator.program.runtime import new_graph
 from cnn_harness.Models._layers import Layers, Tensor
 from cnn_harness.Models._norms import BatchNorm, GroupNorm
-from commands import succeed, timeless
-from networks import built
 
 needs_kernels = pytest.mark.skipif(not library.identity(), reason="the kernels are not built: there is no C++ compiler")
 # more pixels than a block, fewer, no multiple of it, one; channels that do not fill a vector

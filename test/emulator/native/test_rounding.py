@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+
 from cnn_harness.base.gradient_rules import gradients
 from cnn_harness.emulator.layers import activations, batch_norm, group_norm
 from cnn_harness.emulator.layers.rounding import Rounding

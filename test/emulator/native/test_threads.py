@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from cnn_harness.base import plugins
 from cnn_harness.emulator.native import library
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+
 from cnn_harness.emulator.native import library
 from cnn_harness.emulator.program.runtime import new_graph
 from cnn_harness.emulator.program.training_spec import Move
-from cnn_harness.harness.programs import optimisers
+from cnn_harness.harness.options.sections import TrainingOptions
 
 SHAPES = [(3, 3, 64, 64), (7,), (1, 1, 1, 1), (0, 3), (4097,), (2, 4096)]  # more elements than a part has, fewer, none
 DECAYS = (1e-4, 0.0, 1e-4, 1e-4, 0.0, 0.5)
 SHARES = [0.1, 0.01, 1.0, 0.1, 0.0, 0.1]
 ODD = np.float32([np.inf, -np.inf, np.nan, 0.0, -0.0, 1e-42, -3e38, 3e38])
-RULES = {"momentum": optimisers.Momentum(0.9), "RMSprop": optimisers.RMSprop(0.9, 0.8, 1e-3)}
+RULES = {name: TrainingOptions(optimiser=name, rmsprop_decay=0.9).update_rule(1) for name in ("momentum", "RMSprop")}
 
 
 def drawn(seed: int) -> list[np.ndarray]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from networks import built
+
 from cnn_harness.base.gradient_rules import gradients
 from cnn_harness.emulator.native import library
 from cnn_harness.emulator.plan.options import DeviceOptions
 from cnn_harness.emulator.plan.precision import Precision
 from cnn_harness.emulator.program.runtime import new_graph
 from cnn_harness.Models._layers import GLOROT
-from networks import built
 
 pytestmark = pytest.mark.skipif(library.load() is None, reason="the kernels are not built")
 # batch, height, width, channels; channels per group; filters: images of whole and partial tiles. Some are smaller than a tile,

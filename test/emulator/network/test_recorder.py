@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from networks import recorded
+
 from cnn_harness.emulator.network.network import Shape
 from cnn_harness.emulator.network.recorder import NetworkError, Recorder
 from cnn_harness.Models._layers import GLOROT
 from cnn_harness.Models._norms import GroupNorm
-from networks import recorded
 
 
 @pytest.mark.parametrize(

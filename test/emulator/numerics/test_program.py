@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+from two_layers import BATCH, features, loss, network, numbers
+
+from cnn_harness import ipu_utils
 from cnn_harness.emulator.numerics.observation import KINDS
 from cnn_harness.emulator.plan.checkpoint_tensors import AMAX_HISTORY
 from cnn_harness.emulator.plan.number_formats import E4M3FNUZ
 from cnn_harness.emulator.plan.options import DeviceOptions
 from cnn_harness.emulator.plan.precision import Precision
 from cnn_harness.harness.reports import numerics_chart
-from two_layers import BATCH, features, loss, network, numbers
-
-from cnn_harness import ipu_utils
 
 SCALE = 30.0
 KERNELS = "all/one/conv/conv2d/kernel", "all/two/dense/kernel"

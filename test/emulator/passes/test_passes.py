@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 
 import pytest
+from networks import CLASSES, options_of
+
 from cnn_harness.emulator.lowering.lists import passes, prepared
 from cnn_harness.emulator.lowering.policy import PrecisionPolicy
 from cnn_harness.emulator.native import library
@@ -16,7 +18,6 @@ from cnn_harness.emulator.plan.options import DeviceOptions
 from cnn_harness.emulator.plan.plan import ExecutionPlan, resolve
 from cnn_harness.emulator.plan.precision import ALL, EXCEPTIONS, SINGLE, by_name
 from cnn_harness.emulator.program.forward_backward import stage_blocks
-from networks import CLASSES, options_of
 
 GN, BN = {"group_norm": True, "batch_norm": False}, {"group_norm": False, "batch_norm": True}
 NETWORKS = {

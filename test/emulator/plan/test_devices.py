@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from commands import succeed
+
 from cnn_harness.base.errors import OptionError
 from cnn_harness.emulator.plan import plan
 from cnn_harness.emulator.plan.machine import Machine
@@ -12,7 +14,6 @@ from cnn_harness.emulator.plan.plan import PlanError
 from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 from cnn_harness.harness.run.run import Run
-from commands import succeed
 
 RESNET = "--precision 32.32 --dataset fashion-mnist --model-size 8 --batch-size 4 --seed 3"
 STAGED = f"{RESNET} --shards 4 --pipeline --pipeline-splits b1/0/relu b2/0/relu b3/0/relu --gradient-accumulation-count 8"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from cnn_harness.emulator.plan.plan import ExecutionPlan
 from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare

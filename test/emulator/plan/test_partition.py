@@ -9,6 +9,7 @@ import itertools
 import random
 
 import pytest
+
 from cnn_harness.emulator.network.recorder import record
 from cnn_harness.emulator.plan.partition import PartitionError, automatic, balanced, segment_costs, split
 

@@ -6,6 +6,7 @@ import itertools
 from itertools import accumulate
 
 import pytest
+
 from cnn_harness.emulator.plan.schedules import (
     SCHEDULES,
     Action,

@@ -12,6 +12,7 @@ from dataclasses import replace
 import commands
 import numpy as np
 import pytest
+
 from cnn_harness.emulator.program import runtime
 from cnn_harness.emulator.program.training_program import TrainingProgram
 from cnn_harness.harness.programs.build import training_program

@@ -9,6 +9,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from two_layers import BATCH, PASSES, features, loss, network, numbers
+
+from cnn_harness import ipu_utils
 from cnn_harness.emulator.plan import number_formats
 from cnn_harness.emulator.plan.checkpoint_tensors import AMAX_HISTORY, LOSS_SCALE
 from cnn_harness.emulator.plan.machine import Machine
@@ -17,10 +20,7 @@ from cnn_harness.emulator.plan.plan import resolve
 from cnn_harness.emulator.plan.precision import NAMED, Precision
 from cnn_harness.emulator.program.loss_scale import BACK_OFF
 from cnn_harness.emulator.program.update import AMAX_DECAY
-from cnn_harness.harness.programs.optimisers import Momentum
-from two_layers import BATCH, PASSES, features, loss, network, numbers
-
-from cnn_harness import ipu_utils
+from cnn_harness.harness.options.sections import TrainingOptions
 
 KINDS = {
     "FP16": np.float16, "BF16": ml_dtypes.bfloat16, "FP32": np.float32, "e4m3fnuz": ml_dtypes.float8_e4m3fnuz,
@@ -60,7 +60,7 @@ def updated(precision: Precision, loss_scale: ipu_utils.LossScale | None = None)
 
     training = ipu_utils.TrainingSpec(
         network=two_layers, plan=plan, seed=1, loss=loss, correct=lambda logits, labels: tf.zeros([BATCH]),
-        optimiser=Momentum(MOMENTUM), loss_scale=loss_scale or ipu_utils.LossScale(SCALE, True), weight_decay=0.0, decayed=lambda name: True,
+        optimiser=TrainingOptions(optimiser="momentum", momentum=MOMENTUM).update_rule(1), loss_scale=loss_scale or ipu_utils.LossScale(SCALE, True), weight_decay=0.0, decayed=lambda name: True,
     )  # fmt: skip
     program = ipu_utils.compile_training(training, ipu_utils.Stream(features))
     scaling = {AMAX_HISTORY: np.float32(LARGEST)} if precision.scaled_kernels else {}

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import assert_same_bits, rows, run, succeed, variables
+
 from cnn_harness.base.storage import locks
 from cnn_harness.harness.checkpoints import averages, find, read, write
 from cnn_harness.harness.checkpoints.checkpoint import Checkpoint
-from commands import assert_same_bits, rows, run, succeed, variables
 
 KINDS = (np.float16, np.float32, np.float64, np.int32, np.int64)
 BASE = (

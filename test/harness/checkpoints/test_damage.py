@@ -8,10 +8,11 @@ from pathlib import Path
 
 import fuzzing
 import pytest
+from commands import assert_same_bits, rows, run, succeed, timeless, variables
+
 from cnn_harness.harness.checkpoints import find, read, run_record, write
 from cnn_harness.harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from cnn_harness.harness.run.recorded_arguments import RUN_ID
-from commands import assert_same_bits, rows, run, succeed, timeless, variables
 
 WORDS = (
     "--dataset", "fashion-mnist", "--model-size", 8, "--batch-size", 50, "--iterations", 6, "--seed", 3, "--precision", "32.32",

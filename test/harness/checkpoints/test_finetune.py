@@ -12,6 +12,8 @@ import numpy as np
 import photos
 import pytest
 import tensorflow.compat.v1 as tf
+from commands import assert_same_bits, run, succeed, variables
+
 from cnn_harness.emulator.program.variables import ProgramVariables
 from cnn_harness.harness.checkpoints import compatibility, conversion, read, write
 from cnn_harness.harness.checkpoints.checkpoint import Checkpoint, CheckpointError
@@ -20,7 +22,6 @@ from cnn_harness.harness.programs.build import training_program
 from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 from cnn_harness.harness.run.run import Run
-from commands import assert_same_bits, run, succeed, variables
 
 BASE = "--precision 32.32 --dataset fashion-mnist --model-size 8 --batch-size 8 --seed 3 --optimiser momentum --no-validation --iterations 4"
 

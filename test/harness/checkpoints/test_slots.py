@@ -8,12 +8,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from commands import assert_same_bits, run, succeed, variables
+
 from cnn_harness.harness.checkpoints import averages, run_record, write
 from cnn_harness.harness.checkpoints.checkpoint import Checkpoint
 from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 from cnn_harness.harness.training.divergence import Divergence, remedies
-from commands import assert_same_bits, run, succeed, variables
 
 KERNEL = "all/fc1/dense/kernel"
 BASE = [

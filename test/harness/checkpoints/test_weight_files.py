@@ -16,6 +16,7 @@ import fuzzing
 import h5py
 import numpy as np
 import pytest
+
 from cnn_harness.base import bounds, plugins
 from cnn_harness.harness.checkpoints import weights_file
 from cnn_harness.harness.checkpoints.weights_file import NpzError

@@ -11,12 +11,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import Result, run, succeed
+from PIL import Image
+
 from cnn_harness.base import plugins
 from cnn_harness.harness.checkpoints import read, run_record, write
 from cnn_harness.harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from cnn_harness.harness.run import recorded_arguments
-from commands import Result, run, succeed
-from PIL import Image
 
 ROOT = plugins.ROOT
 SCRIPTS = ("train", "validation", "restore")
@@ -209,8 +210,8 @@ ASK = """
 import sys
 sys.path.insert(0, {root!r})
 from cnn_harness.harness.commands import answers, entry
-import {script}
-code = answers.run_command({script!r}, {script}.main, sys.argv[1:])
+import cnn_harness.{script} as script
+code = answers.run_command({script!r}, script.main, sys.argv[1:])
 assert not [name for name in sys.modules if name.split(".")[0] == "tensorflow"], "TensorFlow was imported"
 sys.exit(code)
 """
@@ -251,13 +252,11 @@ def test_program_returns_exit_code_and_one_line(script, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("script", "word"), [("train.py", "--restore-path=x"), ("poprun.py", "--help"), ("tools/import_weights.py", "--help")]
+    "words", [("train.py", "--restore-path=x"), ("poprun.py", "--help"), ("-m", "cnn_harness", "import-weights", "--help")]
 )
-def test_missing_packages_are_one_line(script, word):
+def test_missing_packages_are_one_line(words):
     """The system's Python, as in `python train.py`, ended with a traceback."""
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        [sys.executable, "-S", ROOT / script, word], env=environ, capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-S", *words], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), done.stderr
     assert re.search(r": error: Python package \w+ is not installed in .*; .*`make setup`", done.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -10,17 +11,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+from commands import run, succeed
+from PIL import Image
+
 from cnn_harness.base import plugins, version
 from cnn_harness.base.errors import Answered, DataError, OptionError
 from cnn_harness.emulator.native import library
 from cnn_harness.emulator.plan.options import PASSES
 from cnn_harness.harness.commands import entry
 from cnn_harness.harness.options import catalogue, configs
+from cnn_harness.harness.options.call import DEFAULT_CONFIG_PATH, Call, Parsed
 from cnn_harness.harness.options.other_names import OTHER_NAMES, OTHER_VALUES
-from cnn_harness.harness.options.sources import DEFAULT_CONFIG_PATH
 from cnn_harness.harness.run import cli
-from cnn_harness.harness.run.cli import Parsed
-from commands import run, succeed
 
 CIFAR = ("--dataset", "cifar-10")
 
@@ -219,7 +221,7 @@ def test_summary_shows_network_after_pass(name, capsys):
     """Each pass shows its work, and architecture.md shows the printed lines."""
     words = "--dataset cifar-10 --generated-data --model-size 8 --batch-norm --precision 16.16 --summary --after"
     with pytest.raises(Answered):
-        entry.checked_run([*words.split(), name], "train")
+        entry.checked_run(Call.of_words([*words.split(), name], "train"))
     out = capsys.readouterr().out
     assert ("16-bit core" in out) == (name == "kernels" and "emulator_convolution" in library.operations())
     assert ("sum_gradients" in out) == (PASSES.index(name) >= PASSES.index("formats"))
@@ -351,7 +353,9 @@ def test_foreign_options_point_to_existing_ones():
 
 def test_help_and_version_are_words_too():
     def answer(*words: str) -> tuple[int, str]:
-        done = subprocess.run([sys.executable, plugins.ROOT, *words], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [sys.executable, "-m", "cnn_harness", *words], cwd=plugins.ROOT, capture_output=True, text=True, timeout=60
+        )
         return done.returncode, done.stdout
 
     assert answer("version") == answer("--version") == (0, f"{version.line()}\n")
@@ -360,12 +364,12 @@ def test_help_and_version_are_words_too():
 
 
 def test_every_command_has_version():
-    scripts = ("train", "validation", "restore", "tools/plan", "tools/finetune", "tools/sweep", "tools/export", "weight_avg",
-               "inference_embedded", "poprun")  # fmt: skip
-    for script in scripts:
-        call = [sys.executable, str(plugins.ROOT / f"{script}.py"), "--version"]
-        found = subprocess.run(call, capture_output=True, text=True, timeout=60)
-        assert (found.returncode, found.stdout, found.stderr) == (0, f"{version.line()}\n", ""), script
+    scripts = ("train.py", "validation.py", "restore.py", "weight_avg.py", "inference_embedded.py", "poprun.py")
+    commands = ("plan", "finetune", "sweep", "export")
+    for words in [[script] for script in scripts] + [["-m", "cnn_harness", command] for command in commands]:
+        call = [sys.executable, *words, "--version"]
+        found = subprocess.run(call, cwd=plugins.ROOT, capture_output=True, text=True, timeout=60)
+        assert (found.returncode, found.stdout, found.stderr) == (0, f"{version.line()}\n", ""), words
     assert re.fullmatch(r"cnn-harness \d+\.\d+\.\d+ \(Python 3\.[\d.]+, TensorFlow 2\.21\.\d+\)", version.line())
 
 
@@ -383,3 +387,51 @@ def test_configurations_are_listed(tmp_path):
     assert refused.code == 2 and "did you mean quickstart" in refused.err
     (tmp_path / "c.yml").write_text("mine:\n  model: resnet\n  epochs: 3\n")
     assert succeed("restore", "--config-path", tmp_path / "c.yml", "--list-configs").out == "mine  resnet, 3 epochs\n"
+
+
+# --- The call --------------------------------------------------------------------------------------------------
+
+COUNTING = """
+import atexit, runpy, sys
+from collections import Counter
+from cnn_harness.harness.run import cli
+from cnn_harness.harness.options.call import Call
+module, *sys.argv[1:] = sys.argv[1:]
+counts = Counter()
+
+def counted(name, function):
+    def call(*values, **named):
+        counts[name] += 1
+        return function(*values, **named)
+    return call
+
+Call.of_words = counted("cut", Call.of_words)
+cli.from_call = counted("converted", cli.from_call)
+cli.resolve = counted("resolved", cli.resolve)
+atexit.register(lambda: print(counts["cut"], counts["converted"], counts["resolved"]))
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train quickstart --dry-run",
+        "train --config quickstart --epochs 1 --dry-run",
+        "validation --config quickstart --dry-run",
+        "cnn_harness.tools.finetune photos --dry-run",
+        "cnn_harness.tools.plan --config quickstart",
+        "cnn_harness.tools.plan --model resnet",
+    ],
+)
+def test_call_is_cut_and_parsed_once(command, tmp_path):
+    """In its process, whose first lines parse the options before the slow imports."""
+    for shade in range(24):
+        file = tmp_path / f"photos/{'cats' if shade % 2 else 'dogs'}/{shade}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 36), (10 * shade, 0, 0)).save(file)
+    done = subprocess.run(
+        [sys.executable, "-c", COUNTING, *command.split()], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(plugins.ROOT)},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "1 1 1", done.stdout + done.stderr

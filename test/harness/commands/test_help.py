@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 
 import pytest
-from cnn_harness.base import plugins
-from cnn_harness.harness.options import bare_word, option_help
-from cnn_harness.harness.run import cli
 from commands import run, succeed
 from PIL import Image
+
+from cnn_harness.base import plugins
+from cnn_harness.harness.options import option_help
+from cnn_harness.harness.options.call import Call
+from cnn_harness.harness.run import cli
 
 SCRIPTS = ("train", "validation", "restore", "inference_embedded")
 TITLES = {"resnet": "ResNet", "resnext": "ResNeXt", "squeezenet": "SqueezeNet", "efficientnet": "EfficientNet"}
@@ -67,8 +69,8 @@ def place(tmp_path, monkeypatch):
     ],
 )
 def test_bare_word_becomes_option(script, words, expected, place):
-    once = bare_word.as_option(words.split(), script)
-    assert once == expected.split() and bare_word.as_option(once, script) == once
+    once = Call.of_words(words.split(), script).with_option()
+    assert once.words == tuple(expected.split()) and once.with_option() == once == Call.of_words(once.words, script)
 
 
 @pytest.mark.parametrize(

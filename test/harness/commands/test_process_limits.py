@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+
 from cnn_harness.base import plugins
 from cnn_harness.base.process import command_line
 from cnn_harness.log import RunLog
@@ -83,10 +84,13 @@ def test_closed_pipe_ends_run_in_one_line(tmp_path):
 
 
 def test_full_standard_output_is_named(tmp_path):
-    for words, prog in ((["train.py", "--help"], "train.py"), (["tools/plan.py", "--model", "resnet"], "cnn plan")):
+    for words, prog in (
+        (["train.py", "--help"], "train.py"),
+        (["-m", "cnn_harness.tools.plan", "--model", "resnet"], "cnn plan"),
+    ):
         with open("/dev/full", "w") as full:
             done = subprocess.run(
-                [sys.executable, ROOT / words[0], *words[1:]],
-                cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60,
+                [sys.executable, *words],
+                cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60,
             )  # fmt: skip
         assert (done.returncode, done.stderr) == (1, f"{prog}: error: No space left on device: standard output\n")

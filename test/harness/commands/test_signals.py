@@ -15,9 +15,10 @@ import time
 from pathlib import Path
 
 import pytest
+from commands import assert_same_bits, run, succeed, timeless, variables
+
 from cnn_harness.base import plugins
 from cnn_harness.base.process.early_exit import BEFORE
-from commands import assert_same_bits, run, succeed, timeless, variables
 
 ROOT = plugins.ROOT
 # one host step of 16 updates with several micro-batches each: no event is due in between
@@ -137,22 +138,21 @@ COMMANDS = (
     "train.py",
     "poprun.py",
     "Datasets/verify.py",
-    "tools/gc_profile.py",
-    "tools/report.py",
+    "cnn_harness/tools/gc_profile.py",
+    "cnn_harness/__main__.py report",
     "weight_avg.py",
 )
 # runs a script; sends the signal at the first import after the handlers are set, if nothing large was imported before
 WHILE_IMPORTING = """
 import builtins, os, runpy, signal, sys
-path, number = sys.argv[1], int(sys.argv[2])
+path, *words = sys.argv[1].split()
+number = int(sys.argv[2])
 real = builtins.__import__
 def interrupted(name, *more, **named):
-    if callable(signal.getsignal(signal.SIGTERM)) and not {"argparse", "emulator", "yaml"} & set(sys.modules):
+    if callable(signal.getsignal(signal.SIGTERM)) and not {"argparse", "cnn_harness.emulator", "yaml"} & set(sys.modules):
         signal.raise_signal(number)
     return real(name, *more, **named)
-sys.argv, sys.path[0] = [path], os.path.dirname(os.path.abspath(path))
-if path.startswith(("Datasets", "harness")):  # python -m
-    sys.path[0] = os.getcwd()
+sys.argv, sys.path[0] = [path, *words], os.getcwd()  # for the scripts, the folder is the same; the others need python -m
 builtins.__import__ = interrupted
 runpy.run_path(path, run_name="__main__")
 """

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cnn_harness.harness.evaluation import inference_record
 from commands import run, succeed
 from PIL import Image
+
+from cnn_harness.harness.evaluation import inference_record
 
 NAMES = ["ant", "bee", "größe"]
 

@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import small_sets
+from commands import run, succeed
+from PIL import Image
+from streams import joined, take
+
 from cnn_harness.harness.evaluation import photo_predictions
 from cnn_harness.harness.programs import build
 from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
-from commands import run, succeed
-from PIL import Image
-from streams import joined, take
 
 CLASSES = 10
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from cnn_harness.base.errors import DataError, OptionError
 from cnn_harness.harness.options import configs
-from cnn_harness.harness.options.sources import DEFAULT_CONFIG_PATH
+from cnn_harness.harness.options.call import DEFAULT_CONFIG_PATH, Parsed
 from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 
@@ -24,7 +25,7 @@ def write(tmp_path):
     return file
 
 
-def parse(path: str, *words: str, name: str = "a", script: str = "train") -> cli.Parsed:
+def parse(path: str, *words: str, name: str = "a", script: str = "train") -> Parsed:
     return cli.parse(["--config", name, "--config-path", path, *words], script, None, {})
 
 

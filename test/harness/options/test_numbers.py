@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+
 from cnn_harness.base.errors import OptionError
 from cnn_harness.harness.run import cli
 from cnn_harness.LR_Schedules import stepped

@@ -10,12 +10,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from commands import program, run, succeed
+
 from cnn_harness.base.storage import tables
 from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 from cnn_harness.harness.run.run import Run
 from cnn_harness.harness.training.loop import TrainingLoop
-from commands import program, run, succeed
 
 # (model, data set) -> weight decay, LARS weight decay, exponent with SGD and with momentum, epochs, stepped drops,
 # micro-batch, group norm, groups, model size, stable norm, label smoothing

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from cnn_harness.base.errors import OptionError
 from cnn_harness.harness.options import configs
 from cnn_harness.harness.options.releases import VINTAGES, version

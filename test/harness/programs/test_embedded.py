@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
+from commands import rows, run, succeed
+
 from cnn_harness.base.storage.locks import is_locked
 from cnn_harness.harness.programs import embedded
 from cnn_harness.harness.programs.build import frozen_program, validation_batches_uint8
@@ -13,7 +15,6 @@ from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 from cnn_harness.ipu_utils import FrozenProgram
 from cnn_harness.log import RunLog
-from commands import rows, run, succeed
 
 NET = "--dataset fashion-mnist --model resnet --model-size 8 --batch-size 50"
 

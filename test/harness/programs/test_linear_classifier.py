@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from cnn_harness.harness.programs.linear_classifier import choose_penalty, fit
 
 ONES = np.ones(90)  # sample weights

@@ -5,24 +5,33 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from commands import succeed, variables
+
 from cnn_harness.base.errors import OptionError
 from cnn_harness.emulator.program.runtime import new_graph, session_config
-from cnn_harness.harness.programs import optimisers
-from cnn_harness.harness.run import cli
-from commands import succeed, variables
+from cnn_harness.harness.options.sections import TrainingOptions
+from cnn_harness.Optimisers._rule import UpdateRule, named_by
 
 BASE = "--precision 32.32 --dataset fashion-mnist --model-size 8 --batch-size 8 --seed 3 --no-validation --iterations 5"
 RATES = "--abs-learning-rate 0.02 --warmup-epochs 0 --learning-rate-decay 1 --weight-decay 1e-3"
 UPDATES = 20
-SKIPPED = optimisers.named_by(("beta", "bias"))
+SKIPPED = ("beta", "bias")
+
+
+def rule(name: str, **values: object) -> UpdateRule:
+    return TrainingOptions(optimiser=name, **values).update_rule(768)
+
+
 RULES = {
-    "SGD": optimisers.SGD(),
-    "momentum": optimisers.Momentum(0.8),
-    "momentum --nesterov": optimisers.Momentum(0.8, nesterov=True),
-    "RMSprop": optimisers.RMSprop(0.95, 0.8, 1e-3),
-    "LARS": optimisers.LARS(momentum=0.8, weight_decay=0.02, eeta=0.01, epsilon=1e-4, skipped=SKIPPED),
-    "LAMB": optimisers.LAMB(beta1=0.85, beta2=0.99, epsilon=1e-5, weight_decay=0.02, skipped=SKIPPED),
-    "Adam": optimisers.Adam(0.85, 0.99, 1e-5),
+    "SGD": rule("SGD"),
+    "momentum": rule("momentum", momentum=0.8),
+    "momentum --nesterov": rule("momentum", momentum=0.8, nesterov=True),
+    "RMSprop": rule("RMSprop", rmsprop_decay=0.95, momentum=0.8, rmsprop_epsilon=1e-3),
+    "LARS": rule("LARS", momentum=0.8, lars_weight_decay=0.02, lars_eeta=0.01, lars_epsilon=1e-4, lars_skip_list=SKIPPED),
+    "LAMB": rule(
+        "LAMB", lamb_beta1=0.85, lamb_beta2=0.99, lamb_epsilon=1e-5, lamb_weight_decay=0.02, lamb_skip_list=SKIPPED
+    ),
+    "Adam": rule("Adam", adam_beta1=0.85, adam_beta2=0.99, adam_epsilon=1e-5),
 }
 
 
@@ -90,7 +99,7 @@ def test_twenty_updates_match_float64(rule, name):
     rates = draw.uniform(0.01, 0.2, UPDATES)
     expected, state = start, {}
     for t in range(UPDATES):
-        expected = REFERENCES[rule](expected, state, gradients[t], rates[t], t + 1, SKIPPED(name))
+        expected = REFERENCES[rule](expected, state, gradients[t], rates[t], t + 1, named_by(SKIPPED)(name))
     for dtype, tolerance in ((tf.float64, 1e-12), (tf.float32, 3e-6)):
         with new_graph().as_default():
             w = tf.constant(start, dtype)
@@ -178,17 +187,11 @@ def test_adamw_decays_weights_apart_from_update(tmp_path):
             np.testing.assert_array_equal(after[0.25][name], after[0][name])
 
 
-def options(words):
-    return cli.parse(f"{BASE} {words}".split(), "train", environ={}).options
-
-
 def test_rmsprop_decay_follows_batch():
-    assert options("--optimiser RMSprop --rmsprop-decay 0.7").training.mean_square_decay(768) == 0.7
-    assert options("--optimiser RMSprop").training.mean_square_decay(768) == 0.9
-    assert options("--optimiser RMSprop --rmsprop-base-decay-exp -14").training.mean_square_decay(768) == 0.953125
+    assert rule("RMSprop", rmsprop_decay=0.7).decay == 0.7
+    assert rule("RMSprop").decay == 0.9
+    assert rule("RMSprop", rmsprop_base_decay_exp=-14.0).decay == 0.953125
     with pytest.raises(OptionError, match=r"1 - 768 x 0.0625 = -47 must be between 0 and 1"):
-        options("--optimiser RMSprop --rmsprop-base-decay-exp -4").training.mean_square_decay(768)
-    assert (
-        options("--optimiser RMSprop --rmsprop-decay 0.7 --rmsprop-base-decay-exp -14").training.mean_square_decay(768)
-        == 0.7
-    )
+        _ = rule("RMSprop", rmsprop_base_decay_exp=-4.0).decay
+    both = rule("RMSprop", rmsprop_decay=0.7, rmsprop_base_decay_exp=-14.0)
+    assert both.decay == 0.7 and "is ignored, because --rmsprop-decay 0.7" in next(both.check())

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import tensorflow.compat.v1 as tf
+from commands import assert_same_bits, succeed, variables, without_waits
+
 from cnn_harness.base import plugins
 from cnn_harness.emulator.program.optimised_graph import OptimisedGraph
 from cnn_harness.harness.programs import program_cache
@@ -17,7 +19,6 @@ from cnn_harness.harness.programs.program_cache import DiskCacheEntry
 from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 from cnn_harness.harness.run.run import Run
-from commands import assert_same_bits, succeed, variables, without_waits
 
 ROOT = plugins.ROOT
 SMALL = ("--dataset", "fashion-mnist", "--model-size", 8, "--micro-batch-size", 4, "--gradient-accumulation-count", 2,

@@ -6,11 +6,12 @@ import xml.etree.ElementTree as ET
 
 import numpy as np
 import pytest
+from figures import checked
+
 from cnn_harness.base import plugins
 from cnn_harness.harness.reports import chart
 from cnn_harness.harness.reports.chart import ALL, Box, Curves, Dot, Line, Rows
 from experiments import simulate_groups
-from figures import checked
 
 LONG = "a rather long name of a run & its <settings> " * 3
 

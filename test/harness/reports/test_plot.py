@@ -4,9 +4,10 @@ import csv
 import math
 import xml.etree.ElementTree as ET
 
+from figures import SVG, checked
+
 from cnn_harness.base.storage.tables import TRAINING_COLUMNS
 from cnn_harness.harness.reports.training_chart import run_svg, text_curve, write_run_svg
-from figures import SVG, checked
 
 COLUMNS = ("step", "iteration", "epoch", "lr", "loss_batch", "loss_avg", "train_acc_batch", "train_acc_avg")
 BATCHES, AVERAGE, LOSS = (0, "#a9c4e4"), (0, "#1f5a99"), (0, "#c4561a")

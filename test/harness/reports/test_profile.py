@@ -14,6 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from commands import assert_same_bits, rows, succeed, variables
+from figures import SVG
+from gpipe import all_forwards_first
+
 from cnn_harness.base import plugins
 from cnn_harness.emulator.plan import schedules, timings
 from cnn_harness.emulator.plan.plan import ExecutionPlan
@@ -21,9 +25,6 @@ from cnn_harness.emulator.program.training_program import Profile
 from cnn_harness.harness.programs.build import training_program
 from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
-from commands import assert_same_bits, rows, succeed, variables
-from figures import SVG
-from gpipe import all_forwards_first
 
 ROOT = plugins.ROOT
 RESNET = "--precision 32.32 --dataset fashion-mnist --model-size 8 --batch-size 8 --seed 3 --fold 1"

@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 
-import cnn_harness.train as train
 import pytest
+
+import cnn_harness.train as train
 from cnn_harness.base import host_limits, plugins
 from cnn_harness.base.host_limits import ADDRESSES, DATA, RESIDENT, Limit
 from cnn_harness.emulator.plan import host_memory
 from cnn_harness.harness.commands import answers, entry
+from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.run.resolve import prepare
 
 ROOT = plugins.ROOT
@@ -49,7 +51,7 @@ MEASURED = {
 
 
 def prepared(words: str, script: str = "train"):
-    parsed = answers.parse(words.split(), script)
+    parsed = answers.parse(Call.of_words(words.split(), script))
     return prepare(parsed.options, {}, training=script == "train")
 
 
@@ -63,7 +65,7 @@ def machine(gigabytes: float) -> Limit:
 
 def asked(words: str, script: str = "train"):
     """Return the run as a command gets it before it builds anything."""
-    return entry.checked_run(words.split(), script, training=script == "train")
+    return entry.checked_run(Call.of_words(words.split(), script), training=script == "train")
 
 
 @pytest.mark.parametrize("words", MEASURED)

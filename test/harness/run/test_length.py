@@ -3,6 +3,7 @@
 import random
 
 import pytest
+
 from cnn_harness.harness.run.length import TrainingLength
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from commands import arguments, assert_same_bits, run, succeed, variables
+
 from cnn_harness.base.errors import OptionError
 from cnn_harness.emulator.native import library
 from cnn_harness.emulator.plan.machine import Machine
 from cnn_harness.harness.run import cli, processor
 from cnn_harness.harness.run.resolve import prepare
 from cnn_harness.harness.run.run import Run
-from commands import arguments, assert_same_bits, run, succeed, variables
 
 PLAIN, AMX, ARM = (
     "flags\t: fma avx512f",

@@ -7,11 +7,12 @@ import shlex
 
 import photos
 import pytest
+from commands import run
+
 from cnn_harness.base import plugins
 from cnn_harness.base.errors import OptionError
 from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
-from commands import run
 
 TWO = json.dumps({"cluster": {"worker": ["a:1", "b:2"]}, "task": {"index": 0}})
 BASE = "--dataset cifar-10 --generated-data --model-size 8"

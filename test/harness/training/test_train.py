@@ -14,10 +14,11 @@ import photos
 import pytest
 import small_sets
 import tensorflow.compat.v1 as tf
+from commands import arguments, assert_same_bits, moved, rows, run, succeed, timeless, variables
+
 from cnn_harness.base import plugins
 from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
-from commands import arguments, assert_same_bits, moved, rows, run, succeed, timeless, variables
 
 ROOT = plugins.ROOT
 SMALL = ("--precision", "32.32", "--dataset", "cifar-10", "--model-size", "8", "--optimiser", "momentum", "--lr-schedule", "cosine",

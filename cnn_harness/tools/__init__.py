@@ -1,0 +1,1 @@
+"""Commands other than training: reports, sweeps, plans, exports, imported weights, data sets."""

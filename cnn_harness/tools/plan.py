@@ -1,0 +1,53 @@
+"""Predict how much memory and time a training needs on an IPU system, and search for faster settings.
+
+cnn plan --config mk2_efficientnet_b4_g16_16ipus
+cnn plan --config mk2_resnet50_mlperf_pod16_bs20 --system BOW-POD16 POD16
+cnn plan --config B4-G16-GN-Native_16IPU_4x4 --search --html plan.html
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+
+from cnn_harness.emulator.cost_model import variants
+from cnn_harness.emulator.cost_model.prediction import predict
+from cnn_harness.harness.commands import answers
+from cnn_harness.harness.reports import output
+from cnn_harness.tools.planning import plan_options, plan_page, plan_table, planned_config
+from cnn_harness.tools.planning.plan_options import PlanRequest
+from cnn_harness.tools.planning.planned_config import Planned
+
+
+def main(argv: Sequence[str]) -> int:
+    """Predict every configuration on every system, and print and write the results; return the exit code."""
+    request = plan_options.parse(argv)
+    if request.help:
+        print(plan_options.parser().format_help(), end="")
+        return 0
+    planned = planned_config.fastest(request) if request.search else plan(request)
+    if request.html:
+        output.write_atomically(request.html, plan_page.render(planned), output.PAGE)
+    if request.json:
+        plans = [each.values(share) for each, share in zip(planned, planned_config.efficiencies(planned))]
+        text = json.dumps(plans if len(plans) > 1 else plans[0], indent=1) + "\n"
+        if request.json == "-":
+            print(text, end="")
+            return 0
+        output.write_atomically(request.json, text, output.JSON)
+    print(plan_table.report(planned))
+    return 0
+
+
+def plan(request: PlanRequest) -> list[Planned]:
+    """Return the prediction for each configuration and system, in the order of the command line."""
+    scaled = len(request.systems) > 1
+    return [
+        Planned(name, predict(work, system), run, undivided=variants.undivided(work, system) if scaled else "")
+        for name, run, work, system in plan_options.cases(request)
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(answers.run_command("plan", main, None))

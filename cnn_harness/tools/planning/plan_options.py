@@ -1,0 +1,169 @@
+"""Parse the command line of cnn plan, which also accepts options of train.py, and prepare the plans to predict."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.process import command_line
+from cnn_harness.emulator.cost_model import variants
+from cnn_harness.emulator.cost_model.prediction import check_tiles
+from cnn_harness.emulator.cost_model.systems import System, by_name, smallest_holding
+from cnn_harness.emulator.cost_model.workload import Workload
+from cnn_harness.harness.checkpoints import find
+from cnn_harness.harness.commands import answers, entry
+from cnn_harness.harness.options.call import Call
+from cnn_harness.harness.options.sections import flag
+from cnn_harness.harness.reports import output
+from cnn_harness.harness.run import cli, membership, resolve, rules
+from cnn_harness.harness.run.run import Run
+
+MAX_PROCESSES = 65536
+TRAINING_ONLY = ("dry_run", "explain", "summary")  # cnn plan rejects these options of train.py.
+FOLDERS = "imagefolder"  # This data set is read, because the number of classes depends on the files.
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest:
+    """The parsed command line of cnn plan. `calls` contains the name and the call of train.py of each
+    configuration."""
+
+    systems: tuple[System, ...]
+    json: str | None
+    html: str | None
+    search: bool
+    inference: bool
+    processes: int | None
+    help: bool
+    calls: tuple[tuple[str, Call], ...]
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser for the options of cnn plan that train.py does not have."""
+    own = command_line.Parser(
+        prog="cnn plan", add_help=False, allow_abbrev=False,
+        description="Predict memory, rate and time of a training on an IPU system, without running it.",
+        epilog="cnn plan also accepts the options of train.py, except --dry-run, --explain, --summary and --list-configs. "
+        "To list them, run python train.py --help.",
+    )  # fmt: skip
+    own.add_argument("--system", nargs="+", default=[], metavar="NAME", action="extend",
+                     help="one or more systems: POD4 to POD256, BOW-POD4 to BOW-POD256, MK1-2 to MK1-16. Several systems "
+                     "get the same global batch. Default: the smallest Mk2 POD with enough IPUs")  # fmt: skip
+    own.add_argument("--config", nargs="+", default=[], metavar="NAME", action="extend",
+                     help="one or more configurations to plan and compare")  # fmt: skip
+    own.add_argument("--json", metavar="FILE", help="write the predictions to FILE as JSON; - is standard output")
+    own.add_argument("--html", metavar="FILE", help="write the predictions to an HTML page with charts")
+    own.add_argument("--search", action="store_true", help="search for the fastest plan that fits in memory, with the same "
+                     "network and global batch, and print the plan as a configuration for configs.yml")  # fmt: skip
+    own.add_argument("--inference", action="store_true", help="predict a validation on one IPU instead of a training")
+    own.add_argument("--processes", type=command_line.int_between(1, MAX_PROCESSES), metavar="N",
+                     help="number of host processes that send images. Default: one for every two IPUs of the system"
+                     )  # fmt: skip
+    own.add_argument("-h", "--help", action="store_true", help="show this help and exit")
+    return own
+
+
+def parse(argv: Sequence[str]) -> PlanRequest:
+    """Return the parsed command line. Raise OptionError for invalid options."""
+    known, call = answers.with_own_options(parser(), argv, "train")
+    for word in (flag(name) for name in TRAINING_ONLY if name in call):
+        raise OptionError(f"{word} is an option of train.py: run python train.py {word} with the other options")
+    for option, target, kind in (("--json", known.json, output.JSON), ("--html", known.html, output.PAGE)):
+        if (option, target) == ("--html", "-"):
+            raise OptionError("--html needs a file name; only --json can write to standard output (-)")
+        if target and target != "-":
+            output.check(target, kind)
+    if known.json and known.html and Path(known.json).resolve() == Path(known.html).resolve():
+        raise OptionError(f"--json and --html both name {known.json}; give two different files")
+    if known.inference and known.search:
+        raise OptionError("--search finds plans for training only; leave out --search or --inference")
+    names = list(dict.fromkeys(known.config))
+    calls = [(name, Call.of_values({"config": name}, "train") + call) for name in names] or [("", call)]
+    return PlanRequest(
+        systems=tuple(dict.fromkeys(map(by_name, known.system))), json=known.json, html=known.html, search=known.search,
+        inference=known.inference, processes=known.processes, calls=tuple(calls),
+        # This also finds abbreviations such as --hel, which train.py accepts.
+        help=known.help or "help" in call,
+    )  # fmt: skip
+
+
+def run_of(call: Call, environ: Mapping[str, str] = os.environ, *, training: bool = True) -> Run:
+    """Return the run that a call of train.py starts or resumes, or validation.py if `training` is false.
+
+    No data are read. If the call has no data set, or too few replicas for --BN-span, a note says what is assumed.
+    """
+    alone, assumed, values = membership.without_others(environ), [], {}
+    recorded = _recorded(call)
+    parsed = answers.resolve(call, recorded, dataset="imagenet")
+    options = parsed.options
+    if options.given("dataset") and "dataset" not in call:
+        assumed.append("no data set given; assuming ImageNet")
+    folder = options.dataset.data_dir or environ.get("DATA_DIR")
+    generates = not options.dataset.random_data and (options.dataset.dataset != FOLDERS or not folder)
+    if generates and options.dataset.dataset == FOLDERS:
+        assumed.append("no --data-dir given; assuming the numbers of images and classes of ImageNet")
+    span = options.device.BN_span if getattr(options.model, "batch_norm", True) else 1
+    if training and span > options.device.replicas and "replicas" not in options.sources:
+        values["replicas"] = span
+        assumed.append(f"--BN-span {span} needs {span} replicas; assuming --replicas {span}")
+    rates = options.training.abs_learning_rate, options.training.base_learning_rate_exponent
+    if rates == (None, None):  # Any rate will do, because neither time nor memory depends on it.
+        values["abs_learning_rate"] = 0.1
+    if options.training.distributed:
+        values["distributed"] = False
+        assumed.append("--distributed is ignored: give the total number of replicas of all processes as --replicas")
+    options = options.with_values(values)
+    if generates:  # Plans use generated data, so that they read no files.
+        options = options.with_values({"generated_data": True}, "plans read no data")
+    run = resolve.prepare(options, alone, training=training, total_replicas=recorded.get("total_replicas"))
+    if training and generates:  # Generated data skip this check, but the planned training will not.
+        rules.check_mixable(run.options.dataset, run.plan.micro_batch_size)
+    notes = [note for note in parsed.notes if not note.startswith(cli.WITHOUT_EFFECT)]
+    return replace(run, notes=(*notes, *assumed))
+
+
+def _recorded(call: Call) -> Mapping[str, Any]:
+    """Return the recorded options of the run in --restore-path, or {} without --restore-path."""
+    path = call.argument("restore_path")
+    if not path:
+        return {}
+    find.check_run_folder(Path(path))
+    return entry.recorded_options(Path(path), call)
+
+
+class Case(NamedTuple):
+    """A plan to predict."""
+
+    name: str
+    run: Run
+    workload: Workload
+    system: System
+
+
+def cases(request: PlanRequest) -> Iterator[Case]:
+    """Yield each configuration on each system, in the order of the command line. Raise OptionError for a system with too
+    few IPUs.
+
+    If there are several systems, each plan uses as many replicas as its system has room for, with the same global batch.
+    """
+    for label, call in request.calls:
+        run = run_of(call, training=not request.inference)
+        work = run.workload(request.processes)
+        for asked in request.systems or (None,):
+            system = asked if len(request.systems) > 1 else smallest_holding(asked, work.plan.ipus)
+            check_tiles(work, system)
+            scaled = variants.scaled(work, system) if len(request.systems) > 1 else work
+            if scaled is None:
+                raise _too_small(system, work)
+            yield Case(label or run.name, run, scaled, system)
+
+
+def _too_small(system: System, work: Workload) -> OptionError:
+    shards, span = work.plan.options.shards, work.plan.options.BN_span
+    least = f"{shards} (--shards)" if span == 1 else f"{shards * span} (--shards x --BN-span)"
+    return OptionError(f"--system {system.name} has {system.ipus} IPUs, but the plan needs {least}; leave this system out")

@@ -1,0 +1,142 @@
+"""Search for the fastest plans, and write a plan as a configuration for train.py."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import yaml
+
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.fields import ONE_CALL
+from cnn_harness.emulator.cost_model import search
+from cnn_harness.emulator.cost_model.prediction import Prediction, predict
+from cnn_harness.emulator.cost_model.remedies import remedies
+from cnn_harness.emulator.plan.number_formats import FP16
+from cnn_harness.harness.options.call import Call
+from cnn_harness.harness.options.exclusive import drop_conflicting
+from cnn_harness.harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, with_trait
+from cnn_harness.harness.run.run import Run
+from cnn_harness.tools.planning import plan_options
+from cnn_harness.tools.planning.plan_options import PlanRequest
+
+_GIVEN = (COMMAND_LINE, CONFIGURATION, RECORDED)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan with its prediction. After a search, `given` is the prediction for the requested plan, and `frontier` contains
+    the predictions for the best plans."""
+
+    name: str
+    prediction: Prediction
+    run: Run
+    given: Prediction | None = None
+    frontier: tuple[Prediction, ...] = ()
+    looked_at: int = 0
+    undivided: str = ""  # the reason if the plan leaves some IPUs of the system unused
+
+    @cached_property
+    def remedies(self) -> tuple[str, ...]:
+        """Options of train.py that reduce the memory of the fullest IPU; () if the plan fits."""
+        follows = self.run.options.training.global_batch_size is not None
+        return remedies(self.prediction, None if follows else self.run.plan.accumulation)
+
+    def values(self, efficiency: float | None) -> dict[str, Any]:
+        """Return the prediction as values for JSON. `efficiency` is the scaling efficiency, if known."""
+        found = {}
+        if self.given:
+            found = {"configuration": self.block, "looked_at": self.looked_at, "given": self.given.values()}
+        scaling = {"efficiency": efficiency, "undivided": self.undivided, "remedies": list(self.remedies)}
+        return {"name": self.name, **self.prediction.values(), **scaling, **found}
+
+    @property
+    def block_name(self) -> str:
+        """The name of the plan's configuration."""
+        return "".join(c if c.isalnum() else "_" for c in f"{self.name}_{self.prediction.system.name}_searched")
+
+    @property
+    def block(self) -> str:
+        """The plan as a configuration for configs.yml, in YAML."""
+        options, plan = self.run.options, self.prediction.workload.plan
+        left_out = with_trait(ONE_CALL)
+        values: dict[str, Any] = {
+            name: value
+            for name, value in options.values().items()
+            if name not in left_out and options.sources.get(name, "").startswith(_GIVEN) and value is not None
+        }
+        values |= {
+            "micro_batch_size": plan.micro_batch_size,
+            "gradient_accumulation_count": plan.accumulation,
+            "shards": plan.options.shards,
+            "replicas": plan.options.replicas,
+            "pipeline": plan.options.pipeline,
+            "pipeline_splits": [stage[0] for stage in plan.stages[1:]],
+            "pipeline_schedule": plan.schedule,
+            "enable_recomputation": plan.options.enable_recomputation,
+            "available_memory_proportion": list(plan.options.available_memory_proportion),
+        }
+        values.pop("global_batch_size", None)  # The accumulation count already determines it.
+        values = drop_conflicting(values)  # A recorded run has values even for options that exclude each other.
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        return yaml.safe_dump({self.block_name: plain}, sort_keys=False, default_flow_style=None, width=120)
+
+
+def efficiencies(planned: Sequence[Planned]) -> list[float | None]:
+    """Return the scaling efficiency of each plan: its rate per IPU, divided by the rate per IPU on the smallest system with
+    the same type of IPU. The value is None if the configuration is planned on one system only."""
+    found: list[float | None] = []
+    for each in planned:
+        similar = [p for p in planned if p.name == each.name and p.prediction.system.ipu is each.prediction.system.ipu]
+        rates = {p.prediction.system.ipus: p.prediction.timing.images_per_second for p in similar}
+        ipus, least = each.prediction.system.ipus, min(rates)
+        found.append(rates[ipus] / ipus / (rates[least] / least) if len(rates) > 1 else None)
+    return found
+
+
+def fastest(request: PlanRequest) -> list[Planned]:
+    """Return the fastest plan for each configuration and system. Raise OptionError if no plan fits in memory."""
+    planned = []
+    for name, run, work, system in plan_options.cases(request):
+        given, plans = predict(work, system), search.search(work, system)
+        candidates = [Planned(name, each, run, given, plans.frontier, plans.looked_at) for each in plans.frontier]
+        if not candidates:
+            raise OptionError(
+                f"{name}: none of {plans.looked_at} plans with global batch {work.plan.global_batch} fits on {system.name}; "
+                f"{_advice(run)}"
+            )
+        planned.append(_first_accepted(candidates))
+    return planned
+
+
+def _advice(run: Run) -> str:
+    """Return what to try if no plan fits."""
+    half = "" if run.plan.precision.compute.bytes <= FP16.bytes else ", or --precision 16.16"
+    return f"give a smaller --image-size or --global-batch-size{half}"
+
+
+def _first_accepted(candidates: Sequence[Planned]) -> Planned:
+    """Return the first plan that train.py accepts. Raise OptionError with the last error if train.py accepts none."""
+    for planned in candidates:
+        rejection = _rejection(planned)
+        if rejection is None:
+            return planned
+    raise OptionError(
+        f"{planned.name}: train.py rejects all {len(candidates)} plans that fit on {planned.prediction.system.name}; "
+        f"the last error: {rejection}"
+    )
+
+
+def _rejection(planned: Planned) -> str | None:
+    """Return the error if train.py rejects the plan's configuration, otherwise None."""
+    with tempfile.NamedTemporaryFile("w", suffix=".yml", encoding="utf-8") as file:
+        file.write(planned.block)
+        file.flush()
+        try:
+            plan_options.run_of(Call.of_values({"config_path": file.name, "config": planned.block_name}, "train"))
+        except OptionError as error:
+            return str(error)
+    return None

@@ -1,0 +1,432 @@
+"""Train a network with many combinations of option values, from a grid or at random, and rank the trials.
+
+cnn sweep sweep.yml                        run the file's only sweep
+cnn sweep sweep.yml rates --dry-run        check and list the trials
+cnn sweep sweep.yml rates --jobs 2 --epochs 3 --metric loss
+
+Example of sweep.yml:
+
+rates:                          # name of the sweep
+  config: quickstart            # options of all trials
+  epochs: 2
+  grid:                         # all combinations
+    momentum: [0.8, 0.9]
+    base-learning-rate-exponent: [-9, -10]
+  # random:                     # or random values
+  #   trials: 8
+  #   abs-learning-rate: {low: 0.01, high: 1, scale: log}
+  #   momentum: [0.8, 0.9, 0.95]
+
+To resume a sweep that was stopped or killed, repeat the call. To add trials, add values to the file and repeat the call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import hashlib
+import io
+import itertools
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cnn_harness.base import keys, plugins
+from cnn_harness.base.errors import DataError, OptionError, parts
+from cnn_harness.base.fields import decimal_number, short, whole_number
+from cnn_harness.base.process import command_line, orphans
+from cnn_harness.base.process.signals import Signals, StopRequest
+from cnn_harness.base.storage import files, locks, tables
+from cnn_harness.emulator.plan.plan import PlanError
+from cnn_harness.harness.commands import answers, hints
+from cnn_harness.harness.distributed import launch
+from cnn_harness.harness.options.call import Call
+from cnn_harness.harness.options.configs import ConfigFile, Entry
+from cnn_harness.harness.options.sections import flag
+from cnn_harness.harness.run import membership, validations
+from cnn_harness.harness.run.resolve import prepare
+
+MAX_TRIALS = 1000
+SEED = 1  # every trial has this seed by default, so that trials differ only in the options that vary
+RESERVED = ("logs_path", "log_dir", "name_suffix", "autoresume", "restore_path", "distributed")  # options set by the sweep
+PRINTING = ("help", "version", "explain", "summary", "list_configs", "dry_run", "compile_only", "dataset_benchmark")
+METRICS = {  # name: (table, column, factor that makes lower values better)
+    "validation-accuracy": ("validation.csv", "val_acc", -1),
+    "validation-loss": ("validation.csv", "loss", 1),
+    "training-loss": ("training.csv", "loss_avg", 1),
+}
+ALIASES = {"accuracy": "validation-accuracy", "loss": "validation-loss"}
+COMPLETE, FAILED, STOPPED, WAITING = "complete", "failed", "stopped", "waiting"
+_EVERY = 0.2  # seconds between polls of the processes
+_LONGEST_NAME = 120  # characters in the name of a trial's directory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A training. `values` maps the options that vary to their values. `call` has all options, except those of its place."""
+
+    name: str
+    values: Mapping[str, Any]
+    call: Call
+    folder: Path
+    output: Path
+
+    @property
+    def words(self) -> list[str]:
+        """The arguments for train.py."""
+        return [*self.call.words, "--logs-path", command_line.as_value(self.folder), "--autoresume"]
+
+
+@dataclass(frozen=True)
+class Range:
+    """Random values between two limits. They are log-uniform if `log` is true, else uniform."""
+
+    low: float
+    high: float
+    log: bool
+
+    def at(self, fraction: float) -> float:
+        """Return the value at a fraction of the range. If both limits are integers, the value is one, too."""
+        whole = isinstance(self.low, int) and isinstance(self.high, int)
+        end = self.high + whole  # `high` must be as likely as the other integers
+        value = self.low * (end / self.low) ** fraction if self.log else self.low + fraction * (end - self.low)
+        return min(math.floor(value), self.high) if whole else min(max(float(f"{value:.4g}"), self.low), self.high)
+
+
+@dataclass
+class Result:
+    """A trial's state and metric. `row` is its best row in validation.csv, or its last row in training.csv."""
+
+    state: str = WAITING
+    reason: str = ""
+    value: float = math.nan
+    row: Mapping[str, str] | None = None
+
+
+def main(argv: list[str]) -> int:
+    """Check every trial, train the trials that are not complete, and compare them; return the exit code, 1 if a trial
+    failed."""
+    given, shared = _parse(argv)
+    if membership.under_poprun(os.environ):
+        raise OptionError("cnn sweep starts its own process for each trial; start it without poprun")
+    file = ConfigFile(given.file)
+    name = given.name or _only_sweep(file)
+    entries = file.block(name, 2)
+    top = Path(given.logs_path) / name
+    made = (_trial(values, entries, shared, top) for values in _value_sets(name, entries))
+    trials = list({trial.name: trial for trial in made}.values())  # drop duplicates
+    notes = [note for trial in trials for note in _check(trial, f"{given.file}: {name}", given.metric)]
+    count = "1 trial" if len(trials) == 1 else f"{len(trials)} trials"
+    print(f"{name}: {count} in {top}, {given.jobs} at a time", *dict.fromkeys(notes), sep="\n", flush=True)
+    if given.dry_run:
+        print(*(trial.name for trial in trials), sep="\n")
+        return 0
+    top.mkdir(parents=True, exist_ok=True)
+    with locks.lock_folder(top, "the sweep"):
+        _check_unchanged(top, trials)
+        sweep = Sweep(trials, given.metric, top / "sweep.csv")
+        try:
+            sweep.run(given.jobs)
+        except StopRequest:
+            print(f"Resume with:     {hints.command('sweep', *argv)}")
+            raise
+    print(f"\n{sweep.table()}\n\nTable:           {sweep.target}")
+    best = [str(trial.folder) for trial, result in sweep.ordered() if result.state == COMPLETE][:16]
+    if best:
+        print(f"Compare with:    {hints.command('report', *best, '--html', str(top / 'sweep.html'))}")
+    return int(any(result.state == FAILED for result in sweep.results.values()))
+
+
+def _parse(argv: list[str]) -> tuple[argparse.Namespace, Call]:
+    """Return the sweep's own options, and the options of train.py that all trials share."""
+    parser = command_line.Parser(
+        prog="cnn sweep", usage="cnn sweep FILE [NAME] [options]", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="All other options of train.py are accepted, too. They apply to all trials and override the sweep's file.",
+    )  # fmt: skip
+    add = parser.add_argument
+    add(
+        "--logs-path",
+        metavar="DIR",
+        default="logs/sweep",
+        help="folder in which every sweep has a folder for its runs (default: %(default)s)",
+    )
+    add("--jobs", type=command_line.int_between(1), default=1, metavar="N", help="number of parallel trials (default: 1)")
+    add("--metric", choices=(*METRICS, *ALIASES), default="validation-accuracy",
+        help="rank trials by this metric (default: %(default)s)")  # fmt: skip
+    add("--dry-run", action="store_true", help="check and list the trials, then stop")
+    first = next((k for k, word in enumerate(argv) if word.startswith("-")), len(argv))
+    places = argv[:first]
+    given, words = parser.parse_known_args(argv[first:])
+    if not 1 <= len(places) <= 2:
+        raise OptionError("give the file first, then the name of a sweep in it, for example: cnn sweep sweep.yml rates")
+    cores = len(os.sched_getaffinity(0))
+    if given.jobs > cores:
+        number = f"{cores} cores" if cores > 1 else "1 core"
+        raise OptionError(f"--jobs {given.jobs}: every trial needs its own core, and this machine has {number}")
+    given.file, given.name = places[0], places[1] if len(places) > 1 else None
+    given.metric = ALIASES.get(given.metric, given.metric)
+    return given, Call.of_words(words, "train")
+
+
+def _only_sweep(file: ConfigFile) -> str:
+    contents = {name: file.content(name) for name in file.names}
+    names = [name for name, entries in contents.items() if isinstance(entries, dict) and {"grid", "random"} & entries.keys()]
+    if len(names) != 1:
+        found = (
+            f"{len(names)} sweeps: {', '.join(map(short, names))}; give the name of one"
+            if names
+            else "no block with grid: or random:"
+        )
+        raise OptionError(f"{file.path} has {found}")
+    return names[0]
+
+
+# --- Trials ------------------------------------------------------------------------------------------------------
+
+
+def _value_sets(name: str, entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
+    """Return the option values of each trial: all combinations of a grid, or random values."""
+    kinds = [kind for kind in ("grid", "random") if kind in entries]
+    if len(kinds) != 1 or not isinstance(entries[kinds[0]].value, dict):
+        raise OptionError(f"sweep {short(name)} needs either grid: or random:, with the options that vary and their values")
+    if not re.fullmatch(r"\w[\w-]*", name):
+        raise OptionError(f"'{short(name)}' is no valid name for a sweep; use only letters, digits, - and _")
+    kind, where, given = kinds[0], entries[kinds[0]].where, dict(entries[kinds[0]].value)
+    own = {key: _number(given.pop(key).value) for key in ("trials", "seed") if kind == "random" and key in given}
+    axes = {key: _axis(key, entry, kind) for key, entry in given.items()}
+    if not axes:
+        raise OptionError(f"{where}: no option varies; add one, for example momentum: [0.8, 0.9]")
+    if kind == "grid":
+        total = math.prod(map(len, axes.values()))
+        if total > MAX_TRIALS:
+            raise OptionError(f"{where}: the grid has {total:,} trials; at most {MAX_TRIALS:,} are allowed")
+        return [dict(zip(axes, chosen)) for chosen in itertools.product(*axes.values())]
+    count, seed = own.get("trials"), own.get("seed", 0)
+    if not (_is_whole(count, 1, MAX_TRIALS) and _is_whole(seed, 0, 2**63)):
+        raise OptionError(f"{where}: random: needs trials: N, from 1 to {MAX_TRIALS}; seed: must be an integer >= 0")
+
+    def drawn(key: str, axis: list[Any] | Range, trial: int) -> Any:  # it must not depend on the number of trials
+        fraction = keys.fraction(seed, f"sweep/{key.replace('-', '_')}/{trial}")
+        return axis.at(fraction) if isinstance(axis, Range) else axis[int(fraction * len(axis))]
+
+    return [{key: drawn(key, axis, trial) for key, axis in axes.items()} for trial in range(count)]
+
+
+def _number(value: Any) -> Any:
+    """Convert text that is a number; return any other value unchanged."""
+    for read in (whole_number, decimal_number):
+        with suppress(ValueError, TypeError):
+            return read(value)
+    return value
+
+
+def _is_whole(value: Any, low: int, high: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def _axis(key: str, entry: Entry, kind: str) -> list[Any] | Range:
+    """Return the values of an option that varies: a list, or for random values also a range. Raise OptionError for
+    others."""
+    if key.replace("-", "_") in (*RESERVED, *PRINTING):
+        raise OptionError(f"{entry.where}: {key} cannot vary in a sweep; remove it")
+    if isinstance(entry.value, list) and entry.value and None not in entry.value:
+        return entry.value
+    if kind == "grid" or not isinstance(entry.value, dict):
+        ranges = "" if kind == "grid" else ", or a range such as {low: 0.01, high: 1, scale: log}"
+        raise OptionError(f"{entry.where}: {key} needs a list of values{ranges}")
+    given = {"scale": "linear"} | {name: _number(bound.value) for name, bound in entry.value.items()}
+    low, high, scale = given.get("low"), given.get("high"), given["scale"]
+    numbers = all(isinstance(bound, (int, float)) and not isinstance(bound, bool) for bound in (low, high))
+    if len(given) > 3 or not numbers or scale not in ("linear", "log") or not 0 <= high - low < math.inf:
+        raise OptionError(f"{entry.where}: {key}: a range needs numbers low <= high; scale must be linear or log")
+    if scale == "log" and low <= 0:
+        raise OptionError(f"{entry.where}: {key}: a range with scale: log needs low above 0")
+    return Range(low, high, scale == "log")
+
+
+def _trial(values: Mapping[str, Any], entries: Mapping[str, Entry], call: Call, top: Path) -> Trial:
+    shared = {key: entry.value for key, entry in entries.items() if key not in ("grid", "random")}
+    name = ",".join(f"{key.replace('_', '-')}={_text(value)}" for key, value in sorted(values.items()))
+    safe = re.sub(r"[^\w.+=,@-]", "_", name, flags=re.ASCII)
+    if safe != name or len(name) > _LONGEST_NAME:
+        safe = f"{safe[: _LONGEST_NAME - 9]}-{hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"
+    given = Call.of_values(shared, "train") + call + Call.of_values(values, "train")
+    return Trial(name=safe, values=values, call=given, folder=top / safe, output=top / "output" / f"{safe}.txt")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, list):
+        return "+".join(map(_text, value)) or "none"
+    value = _number(value)
+    return f"{value + 0.0:.12g}" if isinstance(value, (int, float)) else str(value)
+
+
+def _check(trial: Trial, where: str, metric: str) -> list[str]:
+    """Return warnings about a trial. Raise OptionError if train.py would reject its options."""
+    try:
+        parsed = answers.resolve(trial.call)
+        run = prepare(parsed.options, os.environ, parsed.notes)
+    except (OptionError, PlanError, DataError) as error:
+        message, listed = parts(error)
+        raise OptionError(f"{where}: trial {trial.name}: {message}", listed) from None
+    printing = [name for name in PRINTING if parsed.options.values().get(name)]
+    if printing:
+        raise OptionError(f"{where}: {flag(printing[0])} prevents training; remove it")
+    if metric != "training-loss" and not (run.options.checkpoint.validation and run.data_source.spec.validation_images):
+        raise OptionError(f"{where}: trial {trial.name} has no validation to rank it by; give --metric training-loss")
+    return [note for note in run.notes if note.startswith("warning")]
+
+
+def _check_unchanged(top: Path, trials: Sequence[Trial]) -> None:
+    """Raise OptionError if trials in the folder were started with other options; record the options of new trials."""
+    record = top / "sweep.json"
+    begun = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
+    for trial in trials:
+        if begun.get(trial.name, trial.words) != trial.words:
+            raise OptionError(
+                f"{trial.folder} was started with other options; delete it and {record}, or give another --logs-path"
+            )
+    now = {trial.name: trial.words for trial in trials}
+    files.write_atomically(record, json.dumps(begun | now, indent=1))
+
+
+# --- Training ----------------------------------------------------------------------------------------------------
+
+
+class Sweep:
+    """Trains all trials and ranks them. Each trial has a process with its own share of the cores."""
+
+    def __init__(self, trials: Sequence[Trial], metric: str, target: Path) -> None:
+        """Prepare a sweep. `metric` is a key of METRICS, `target` the path of the table."""
+        self.trials, self.metric, self.target = trials, metric, target
+        self.results = {trial.name: Result() for trial in trials}
+        self._running: dict[subprocess.Popen, tuple[Trial, list[int]]] = {}
+        self._stopped: set[subprocess.Popen] = set()
+
+    def run(self, jobs: int) -> None:
+        """Train all trials. After a signal, let running trials save a checkpoint and end, then raise StopRequest."""
+        (self.target.parent / "output").mkdir(exist_ok=True)
+        cores, waiting = sorted(os.sched_getaffinity(0)), list(self.trials)
+        free = [cores[k::jobs] for k in range(jobs)]
+        with Signals() as signals, signals.deferred(self._stop):
+            try:
+                while self._running or (waiting and signals.received is None):
+                    if signals.received is not None:
+                        self._stop()
+                    elif free:  # a trial may still be running if its sweep was killed; its directory is locked
+                        ready = next((trial for trial in waiting if not locks.is_locked(trial.folder)), None)
+                        if ready:
+                            waiting.remove(ready)
+                            self._start(ready, free.pop())
+                    free += self._collect(signals.received is not None)
+                    time.sleep(_EVERY)
+            finally:
+                self._stop()
+                for process in self._running:
+                    process.wait()
+
+    def _start(self, trial: Trial, cores: list[int]) -> None:
+        self._print(trial, "starts")
+        words = [*trial.words, *[f"--seed={SEED}"] * ("seed" not in trial.call)]
+        with files.append(trial.output) as output:
+            output.truncate(0)
+            process = subprocess.Popen(
+                [sys.executable, str(plugins.ROOT / "train.py"), *words], stdin=subprocess.DEVNULL,
+                stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+                preexec_fn=launch.ending_with_this_process(), env={**os.environ, orphans.MARK: "1"},
+            )  # fmt: skip
+        with suppress(ProcessLookupError):  # the process has already ended
+            os.sched_setaffinity(process.pid, cores)
+        self._running[process] = (trial, cores)
+
+    def _stop(self) -> None:
+        for process in self._running.keys() - self._stopped:  # a second signal would prevent saving
+            self._stopped.add(process)
+            process.send_signal(signal.SIGTERM)
+
+    def _collect(self, stopping: bool) -> list[list[int]]:
+        """Record the results of the trials that have ended; return the cores that are now free."""
+        freed = []
+        for process in [process for process in self._running if process.poll() is not None]:
+            trial, cores = self._running.pop(process)
+            freed.append(cores)
+            code = process.returncode
+            state = COMPLETE if code == 0 else STOPPED if stopping and (code < 0 or code > 128) else FAILED
+            result = self.results[trial.name] = self._read(trial, state)
+            result.reason = _reason(trial.output, code) if state == FAILED else ""
+            self._print(trial, f"{state}{': ' * bool(result.reason)}{result.reason}  {self._measure(result)}")
+            files.write_atomically(self.target, self._csv())
+        return freed
+
+    def _read(self, trial: Trial, state: str) -> Result:
+        table, column, sign = METRICS[self.metric]
+        try:
+            rows = tables.run_table(trial.folder, table).read()
+        except OSError:
+            rows = []
+        if table == "validation.csv":
+            rows = validations.ranked(rows, cost=lambda row: sign * float(row[column]))[:1]
+        row = rows[-1] if rows else None
+        return Result(state=state, row=row, value=float(row[column]) if row else math.nan)
+
+    def ordered(self) -> list[tuple[Trial, Result]]:
+        """Return the trials ranked by the metric. Trials that are not complete come last."""
+        sign = METRICS[self.metric][2]
+
+        def place(pair: tuple[Trial, Result]) -> tuple[bool, float]:
+            result = pair[1]
+            ranked = result.state == COMPLETE and math.isfinite(result.value)
+            return not ranked, sign * result.value if ranked else 0
+
+        return sorted(((trial, self.results[trial.name]) for trial in self.trials), key=place)
+
+    def table(self) -> str:
+        """Return a text table with a line for each trial. The best trial comes first."""
+        rows = [(*self.trials[0].values, self.metric.replace("-", " "), "state")]
+        for trial, result in self.ordered():
+            why = short(f"{result.state}: {result.reason}") if result.reason else result.state
+            rows.append((*map(_text, trial.values.values()), self._measure(result), why))
+        widths = [max(map(len, column)) for column in zip(*rows)]
+        return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
+
+    def _measure(self, result: Result) -> str:
+        if not math.isfinite(result.value):
+            return ""
+        return f"{result.value:.2f} %" if self.metric.endswith("accuracy") else f"{result.value:.4g}"
+
+    def _csv(self) -> str:
+        out = io.StringIO(newline="")
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(("trial", *self.trials[0].values, self.metric, "checkpoint", "state", "reason", "folder"))
+        for trial, result in self.ordered():
+            value, name = f"{result.value:.6g}" if math.isfinite(result.value) else "", (result.row or {}).get("name", "")
+            cells = (*map(_text, trial.values.values()), value, name, result.state, result.reason, trial.folder)
+            writer.writerow((trial.name, *cells))
+        return out.getvalue()
+
+    def _print(self, trial: Trial, text: str) -> None:
+        print(f"[{self.trials.index(trial) + 1}/{len(self.trials)}] {trial.name}  {text.rstrip()}", flush=True)
+
+
+def _reason(output: Path, code: int) -> str:
+    """Return why a trial failed: its error message, signal or exit code."""
+    lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
+    errors = [line.partition("error: ")[2] for line in lines if line.startswith("train.py: error: ")]
+    return errors[-1] if errors else f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+if __name__ == "__main__":
+    sys.exit(answers.run_command("sweep", main, None))

@@ -1,0 +1,124 @@
+"""Fine-tuning on a folder of images: the survey, the training run, and the same call again."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import Result, run
+from PIL import Image
+
+from cnn_harness.base.errors import DataError
+from cnn_harness.harness.checkpoints import read
+from cnn_harness.harness.run import validations
+from cnn_harness.tools import survey
+
+SMALL = ("--image-size", 96, "--batch-size", 4, "--seed", 3)  # Lite0 takes them too
+COLOURS = {"blue": (20, 40, 220), "green": (30, 200, 60)}
+
+
+def write_images(top: Path, per_class: int = 10, size: tuple[int, int] = (40, 36)) -> Path:
+    """Write noise of one colour per class, the same bytes in every call."""
+    random = np.random.default_rng(0)
+    for name, colour in COLOURS.items():
+        (top / name).mkdir(parents=True)
+        for k in range(per_class):
+            noise = random.normal(0, 20, (size[1], size[0], 3))
+            Image.fromarray(np.uint8(np.clip(noise + colour, 0, 255))).save(top / name / f"{k}.png")
+    return top
+
+
+def finetuned(*words: object) -> Result:
+    return run("finetune", *words)
+
+
+# --- The survey --------------------------------------------------------------------------------------------------
+
+
+def test_survey_rejects_unsuitable_folders(tmp_path):
+    one = write_images(tmp_path / "one", 2)
+    shutil.rmtree(one / "green")
+    same = write_images(tmp_path / "same", 2)
+    for file in same.rglob("*.png"):
+        shutil.copyfile(same / "blue" / "1.png", file) if file != same / "blue" / "1.png" else None
+    damaged = write_images(tmp_path / "damaged", 2)
+    for file in (damaged / "green").iterdir():
+        file.write_bytes(file.read_bytes()[:-40])
+    unseen = write_images(tmp_path / "unseen" / "train", 2).parent
+    (unseen / "val" / "blue").mkdir(parents=True)
+    (unseen / "val" / "blue" / "bad.jpg").write_bytes(b"no image")
+    for top, said in (
+        (tmp_path / "nowhere", "is not a folder"), (one, "has only one class, blue"),
+        (same, "all 4 images in .* are identical"), (damaged, "all 2 images of class green cannot be used"),
+        (unseen, "the only image of the validation set cannot be used"),
+    ):  # fmt: skip
+        with pytest.raises(DataError, match=said):
+            survey.scan_folder(top)
+        refused = finetuned(top)
+        assert refused.code == 2 and refused.err.count("\n") == 1 and not refused.out
+
+
+# --- The training ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("PHOTOS --restore-path x", "--restore-path"),
+        ("PHOTOS --epochs many", "epochs is 'many'"),
+        ("PHOTOS --init-path nowhere", "--init-path nowhere"),
+        ("", "cnn finetune photos"),
+    ],
+)
+def test_wrong_options_fail_before_training(words, named, tmp_path):
+    images = write_images(tmp_path / "p", 5)
+    given = [images if word == "PHOTOS" else word for word in words.split()]
+    refused = finetuned(*given, *["--logs-path", tmp_path / "logs"] * bool(given))
+    assert refused.code == 2 and named in refused.err and not (tmp_path / "logs").exists()
+
+
+def test_best_weights_count_and_same_call_resumes(tmp_path):
+    top = write_images(tmp_path / "photos", 11)
+    logs = top / "logs"  # as if called in the folder of images itself
+    call = (top, *SMALL, "--epochs", 2, "--logs-path", logs)
+    done = finetuned(*call)
+    assert done.code == 0, done.err
+    assert done.out.count("\n") <= 30
+    lines = validations.of_run(logs)
+    assert [float(row["epoch"]) for row in lines] == [0, 1, 2] and "\nepoch 2:" in done.out
+    best = validations.ranked(lines, "loss")[0]
+    assert [row["name"] for row in lines] == ["ckpt-0", "ckpt-5", "ckpt-10"] and float(lines[0]["val_acc"]) > 70
+    assert f"{best['name']}, {float(best['val_acc']):.1f}%" in done.out
+    checkpoint = read.load_network_in(logs)[0]
+    assert checkpoint.name == best["name"]
+    kept = {file.stem for file in logs.glob("ckpt-*.index")}
+    assert {best["name"], "ckpt-10"} <= kept and len(kept) <= 3  # the best one before the last validation, too
+    page = (logs / "report.html").read_text()
+    assert best["name"] in page and "Confusion matrix" in page
+    named = run("validation", "--restore-path", logs, "--predict", top / "green" / "3.png").out
+    assert best["name"] in named and named.splitlines()[2].split()[-1] == "green"
+    others = shutil.copytree(top, tmp_path / "others")
+    (others / "blue" / "0.png").unlink()
+    refused = finetuned(others, *call[1:])
+    assert refused.code == 2 and "used other data (18 train images, now " in refused.err, refused.err
+    before = {file: file.stat().st_mtime_ns for file in logs.rglob("*") if file.is_file() and file.suffix != ".html"}
+    again = finetuned(*call)
+    assert again.code == 0 and "are ignored: logs\n" in again.out
+    for question in ("--dry-run", "--explain"):
+        assert finetuned(*call, question).code == 0
+    assert before == {file: file.stat().st_mtime_ns for file in before}
+    longer = finetuned(*call, "--epochs", 3)
+    assert longer.code == 0 and validations.of_run(logs)[-1]["name"] == "ckpt-15", longer.err
+
+
+def test_damaged_best_checkpoint_falls_back_to_newest(tmp_path):
+    images, logs = write_images(tmp_path / "photos"), tmp_path / "logs"
+    done = finetuned(images, *SMALL, "--iterations", 2, "--lr", 1, "--best-by", "accuracy", "--logs-path", logs)
+    assert done.code == 0, done.err
+    assert read.load_network_in(logs)[0].name == "ckpt-0"  # such a rate spoils the network
+    with (logs / "ckpt-0.data-00000-of-00001").open("r+b") as file:
+        file.write(bytes(64))
+    chosen, _, (warning,) = read.load_network_in(logs)
+    assert chosen.name == "ckpt-2" and "ckpt-0 is damaged and skipped" in warning

@@ -1,1 +1,0 @@
-"""Commands other than training: reports, sweeps, plans, exports, imported weights, the paper's findings, data sets."""
