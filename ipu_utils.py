@@ -16,13 +16,14 @@ import tensorflow.compat.v1 as tf
 from cnn_harness.base.draws import Seed
 from cnn_harness.emulator.inference.frozen import IMAGE, PROBABILITIES, FrozenProgram, freeze, portable_graph
 from cnn_harness.emulator.inference.inference_program import InferenceProgram, InferenceSpec, Score
+from cnn_harness.emulator.lowering.lists import printed_after
 from cnn_harness.emulator.numerics.observing_program import ObservationSpec, ObservingProgram
 from cnn_harness.emulator.program.forward_backward import Features
 from cnn_harness.emulator.program.loss_scale import LossScale
-from cnn_harness.emulator.program.optimised_graph import CacheEntry
+from cnn_harness.emulator.program.optimised_graph import CacheEntry, OptimisedGraph
 from cnn_harness.emulator.program.runtime import Stream
 from cnn_harness.emulator.program.training_program import Metrics, TrainingProgram
-from cnn_harness.emulator.program.training_spec import Optimiser, TrainingSpec
+from cnn_harness.emulator.program.training_spec import Move, Optimiser, TrainingSpec
 from cnn_harness.emulator.program.worker_group import WorkerGroup
 
 __all__ = (
@@ -35,8 +36,10 @@ __all__ = (
     "InferenceSpec",
     "LossScale",
     "Metrics",
+    "Move",
     "ObservationSpec",
     "ObservingProgram",
+    "OptimisedGraph",
     "Optimiser",
     "Score",
     "Seed",
@@ -48,6 +51,7 @@ __all__ = (
     "compile_training",
     "freeze",
     "portable_graph",
+    "printed_after",
     "stream_of",
 )
 

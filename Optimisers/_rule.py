@@ -15,7 +15,7 @@ from cnn_harness.base.fields import below_one, opt
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf
 
-    from cnn_harness.emulator.program.training_spec import Move
+    from cnn_harness.ipu_utils import Move
 
     Slots = dict[str, tf.Tensor]
     Updated = tuple[tf.Tensor, Slots]

@@ -119,6 +119,17 @@ def test_imports_never_go_up(path):
             assert private(other), f"{module(path)} imports the plug-in {other}"
 
 
+PUBLIC = ("network", "plan", "cost_model", "native", "numerics.observation")  # of the device layer
+
+
+@pytest.mark.parametrize("path", FILES, ids=module)
+def test_device_layer_is_used_through_its_interface(path):
+    here = module(path)
+    if not here.startswith(("emulator", "ipu_utils")):
+        inside = {name.removeprefix("emulator.") for name in imported(path, types=True) if name.startswith("emulator.")}
+        assert not {name for name in inside if not name.startswith(PUBLIC)}
+
+
 def test_number_formats_come_from_precision_alone():
     for path in FILES:
         if not module(path).startswith(("emulator.plan", "emulator.layers", "emulator.lowering", "emulator.numerics")):

@@ -53,14 +53,14 @@ PLUGINS = ("Models", "LR_Schedules", "Datasets", "Optimisers")
 BOX, GAP, ROW, EDGE = 290, 24, 62, 12  # pixels: width of a box, gap between boxes, height of a row, margin
 
 
-def imported(path: Path, top_level_only: bool = False) -> set[str]:
-    """Return the modules that a file imports, except imports under TYPE_CHECKING, without the package's name."""
+def imported(path: Path, top_level_only: bool = False, types: bool = False) -> set[str]:
+    """Return the modules that a file imports, without the package's name. `types` includes imports under TYPE_CHECKING."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     skipped = {id(node) for test in ast.walk(tree) if isinstance(test, ast.If) and "TYPE_CHECKING" in ast.dump(test.test)
                for node in ast.walk(test)}  # fmt: skip
     found: set[str] = set()
     for node in tree.body if top_level_only else ast.walk(tree):
-        if id(node) in skipped:
+        if id(node) in skipped and not types:
             continue
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from cnn_harness.emulator.lowering.convolutions import kernels
+from cnn_harness.emulator.lowering.policy import PrecisionPolicy
+from cnn_harness.emulator.native import library
 from cnn_harness.emulator.network.network import Network
 from cnn_harness.emulator.passes.checks import checks, counts
 from cnn_harness.emulator.passes.formats import formats
 from cnn_harness.emulator.passes.fuse import fuse
 from cnn_harness.emulator.passes.normal_form import normal_form
+from cnn_harness.emulator.passes.printed import printed
 from cnn_harness.emulator.passes.target import Target
 from cnn_harness.emulator.plan.options import PASSES
+from cnn_harness.emulator.plan.plan import ExecutionPlan
 from cnn_harness.emulator.plan.precision import Precision
 
 
@@ -34,3 +38,17 @@ def prepared(
     for name in PASSES[1 : 1 + PASSES.index(last)]:
         network = steps[name](network)
     return network
+
+
+def printed_after(network: Network, plan: ExecutionPlan, last: str, training: bool, frozen: Collection[str]) -> str:
+    """Return the nodes of each block of a plan after the pass `last`. `frozen` is that of `PrecisionPolicy.target`."""
+    library.load()
+    policy = PrecisionPolicy(plan.precision)
+    blocks = network.blocks(plan.stages, plan.options.enable_recomputation)
+    several, tables = sum(map(len, blocks)) > 1, []
+    for number, (parts, device) in enumerate(zip(blocks, plan.stage_devices)):
+        target = policy.target(device, training=training, frozen=frozen)
+        for block in parts:
+            title = f"stage {number}, {block.segments[0]} to {block.segments[-1]}\n" if several else ""
+            tables.append(title + printed(prepared(block, policy.precision, target, last=last), policy.precision))
+    return "\n\n".join(tables)

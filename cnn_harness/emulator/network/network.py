@@ -246,3 +246,14 @@ class Network:
     def activation_bytes(self, bytes_per_element: int) -> int:
         """Return the number of bytes of all layers' outputs for one sample."""
         return bytes_per_element * sum(node.shape.elements for node in self.operations)
+
+
+def operation(node: Node) -> str:
+    """Return a description such as conv 3x3/2 in 32 groups, depthwise 5x5, norm + relu."""
+    if node.fused:
+        return " + ".join(node.fused)
+    name = "depthwise" if node.is_depthwise else node.op
+    if node.kernel:
+        name += f" {node.kernel}x{node.kernel}" + (f"/{node.stride}" if node.stride > 1 else "")
+        return name + (f" in {node.groups} groups" if node.groups > 1 and not node.is_depthwise else "")
+    return f"{name} + {node.activation}" if node.activation != LINEAR else name

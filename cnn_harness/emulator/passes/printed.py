@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cnn_harness.emulator.network.network import LINEAR, PRODUCTS, Network, Node
+from cnn_harness.emulator.network.network import PRODUCTS, Network, Node, operation
 from cnn_harness.emulator.plan.precision import ALL, Precision
 
 HEAD = "values", "operation", "layer", "result", "format", "kernel", "rounds"
@@ -27,17 +27,6 @@ def _row(node: Node, precision: Precision) -> tuple[str, ...]:
     values = " = ".join(" ".join(f"%{number}" for number in each) for each in (node.outputs, node.inputs))
     layer = node.path.removeprefix("all/")
     return values, operation(node), layer, shape, _format(node, precision), node.computed_by, _rounds(node, precision)
-
-
-def operation(node: Node) -> str:
-    """Return a description such as conv 3x3/2 in 32 groups, depthwise 5x5, norm + relu."""
-    if node.fused:
-        return " + ".join(node.fused)
-    name = "depthwise" if node.is_depthwise else node.op
-    if node.kernel:
-        name += f" {node.kernel}x{node.kernel}" + (f"/{node.stride}" if node.stride > 1 else "")
-        return name + (f" in {node.groups} groups" if node.groups > 1 and not node.is_depthwise else "")
-    return f"{name} + {node.activation}" if node.activation != LINEAR else name
 
 
 def _format(node: Node, precision: Precision) -> str:

@@ -43,7 +43,7 @@ from cnn_harness.harness.options.sections import with_trait
 from cnn_harness.harness.run.run import Run
 
 if TYPE_CHECKING:
-    from cnn_harness.emulator.program.optimised_graph import OptimisedGraph
+    from cnn_harness.ipu_utils import OptimisedGraph
 
 SUFFIX, _KERNELS, _KEY = ".program", "passes/", "described.json"
 MAX_BYTES = 1 << 30  # Larger entries are not read.
@@ -129,7 +129,7 @@ class DiskCacheEntry:
 
     def load(self) -> OptimisedGraph | None:
         """Return the program after copying its kernels to XLA's folder, or None if the program is not in the cache."""
-        from cnn_harness.emulator.program.optimised_graph import OptimisedGraph
+        from cnn_harness.ipu_utils import OptimisedGraph
 
         try:
             members = _unpacked(input_files.content(self.path, MAX_BYTES), self._text)

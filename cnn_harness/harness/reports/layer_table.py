@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cnn_harness.base.process import tf_runtime
-from cnn_harness.emulator.network.network import Network, Node
-from cnn_harness.emulator.passes.printed import operation
+from cnn_harness.emulator.network.network import Network, Node, operation
 from cnn_harness.emulator.plan.plan import ExecutionPlan
 from cnn_harness.harness.run.run import Run
 
@@ -65,21 +64,6 @@ def table_after(run: Run, name: str, training: bool) -> str:
     """Return the network of each block after the pass with this name. TensorFlow is imported, because the passes depend on
     the native operations."""
     tf_runtime.import_tensorflow("3")
-    from cnn_harness.emulator.lowering.lists import prepared
-    from cnn_harness.emulator.lowering.policy import PrecisionPolicy
-    from cnn_harness.emulator.native import library
-    from cnn_harness.emulator.passes.printed import printed
+    from cnn_harness.ipu_utils import printed_after
 
-    library.load()
-    policy, plan = PrecisionPolicy(run.plan.precision), run.plan
-    tables = []
-    for number, (parts, device) in enumerate(
-        zip(run.network.blocks(plan.stages, plan.options.enable_recomputation), plan.stage_devices)
-    ):
-        target = policy.target(device, training=training, frozen=run.frozen_statistics)
-        for block in parts:
-            title = (
-                f"stage {number}, {block.segments[0]} to {block.segments[-1]}\n" if len(plan.stages) * len(parts) > 1 else ""
-            )
-            tables.append(title + printed(prepared(block, policy.precision, target, last=name), policy.precision))
-    return "\n\n".join(tables)
+    return printed_after(run.network, run.plan, name, training, run.frozen_statistics)
