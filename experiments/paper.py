@@ -26,6 +26,7 @@ from cnn_harness.base.errors import OptionError
 from cnn_harness.base.process import command_line
 from cnn_harness.emulator.cost_model.prediction import Prediction, predict
 from cnn_harness.emulator.cost_model.systems import SYSTEMS
+from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.options.configs import ConfigFile
 from cnn_harness.harness.options.sources import DEFAULT_CONFIG_PATH
 from cnn_harness.harness.reports import chart, output
@@ -48,7 +49,7 @@ KINDS = {"G1-GN-Native": ORANGE, "G16-GN-Native": BLUE, "G16-LN_PN-Native": GREE
 def predictions() -> dict[str, Prediction]:
     """Return the prediction of each configuration on the paper's system."""
     names = filter(NAME.fullmatch, ConfigFile(str(DEFAULT_CONFIG_PATH)).names)
-    return {name: predict(run_of(["--config", name]).workload(), SYSTEMS["POD16"]) for name in names}
+    return {name: predict(run_of(Call.of_values({"config": name}, "train")).workload(), SYSTEMS["POD16"]) for name in names}
 
 
 def table(predicted: Mapping[str, Prediction]) -> str:

@@ -27,6 +27,7 @@ from cnn_harness.emulator.cost_model.constants import BOUNDS, FACTORS, NAMES, PR
 from cnn_harness.emulator.cost_model.kernels import SegmentCosts
 from cnn_harness.emulator.cost_model.prediction import predict
 from cnn_harness.emulator.cost_model.systems import SYSTEMS
+from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.reports import chart, output
 from cnn_harness.harness.reports.chart import ALL, AXIS, BLUE, RED, Box, Dot, Rows
 from cnn_harness.tools.planning import scaling
@@ -114,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.svg:
         output.write_atomically(arguments.svg, svg(inside, left_out), output.SVG)
     if arguments.scaling:
-        panels = scaling.panels(run_of(["--config", SCALED]).workload())
+        panels = scaling.panels(run_of(Call.of_values({"config": SCALED}, "train")).workload())
         output.write_atomically(arguments.scaling, chart.figure(panels, "ResNet-50 with LARS on 4 to 256 IPUs"), output.SVG)
     return 0
 
@@ -131,7 +132,7 @@ class Case:
 
     def __init__(self, row: Row) -> None:
         self.row, self.system = row, SYSTEMS[row.system]
-        self.workload = replace(run_of(row.options.split()).workload(), sdk=row.sdk)
+        self.workload = replace(run_of(Call.of_words(row.options.split(), "train")).workload(), sdk=row.sdk)
         self._costs = SegmentCosts(self.workload, self.system.ipu, PRIOR)
 
     def error(self, values: Constants) -> float:

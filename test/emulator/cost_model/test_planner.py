@@ -19,6 +19,7 @@ from cnn_harness.emulator.cost_model.prediction import Prediction, predict
 from cnn_harness.emulator.cost_model.systems import BOW, MK1, MK2, SYSTEMS
 from cnn_harness.emulator.cost_model.throughput import Timing
 from cnn_harness.emulator.cost_model.workload import Workload
+from cnn_harness.harness.options.call import Call
 from cnn_harness.tools import fit_planner
 from cnn_harness.tools.planning.plan_options import run_of
 
@@ -26,8 +27,13 @@ MIB = 2**20
 
 
 @cache
+def call(words: str) -> Call:
+    """Return a call of train.py."""
+    return Call.of_words(words.split(), "train")
+
+
 def planned(words: str, system: str | None = None) -> Prediction:
-    work = run_of(words.split()).workload()
+    work = run_of(call(words)).workload()
     return predict(work, systems.smallest_holding(systems.by_name(system) if system else None, work.plan.ipus))
 
 
@@ -44,7 +50,7 @@ SMALL = "--dataset cifar-10 --model resnet --model-size 8 --micro-batch-size 8 -
 
 def test_memory_of_small_network_by_hand():
     """ResNet-8 in 16.16 with momentum on one IPU: every part computed from counts."""
-    work = run_of(f"{SMALL} --optimiser momentum --disable-variable-offloading".split()).workload()
+    work = run_of(call(f"{SMALL} --optimiser momentum --disable-variable-offloading")).workload()
     memory = of(work).memories[0]
     trained = sum(v.elements for v in work.network.variables if v.trainable)
     moving = sum(v.elements for v in work.network.variables if not v.trainable)
@@ -181,7 +187,7 @@ def test_real_inferences_are_predicted_to_fit(words):
     """The largest micro-batches of the published tables fit; ten times as much does not."""
     for factor in (1, 10):
         batch = f"--dataset imagenet --micro-batch-size {factor * INFERENCES[words]}"
-        work = run_of(f"{words} {batch}".split(), training=False).workload()
+        work = run_of(call(f"{words} {batch}"), training=False).workload()
         assert of(work).fits is (factor == 1)
         assert of(work).memories[0].optimiser_state == of(work).memories[0].gradients == 0
 

@@ -6,6 +6,7 @@ ROUNDS`, or 0 for the calls without memory), so that a crash fails the test.
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import re
@@ -46,6 +47,7 @@ WILD = {
     "int": [-(2**63), -1, 0, 1, 3, 24, 2**31 - 1, 2**31, 2**60, 2**63 - 1],
     "float": [0.0, -1.0, float("nan"), float("inf")],
 }
+LARGEST = 1 << 26  # numbers in an input of random shape
 SOUND = 1e30  # results of numbers near 1 are smaller; uninitialised memory is filled with -1.7e38
 
 
@@ -192,7 +194,10 @@ def drawn_shapes(rng: random.Random, definition: Any, wild: set[str], given: dic
 
     def shape(name: str, pattern: str) -> list[int]:
         if name in wild:
-            return rng.choices((0, 1, 2, 3, 16, 17, 32, *sizes.values()), k=rng.choice((0, 1, 2, 3, 4, 4, 4, 5)))
+            axes = rng.choices((0, 1, 2, 3, 16, 17, 32, *sizes.values()), k=rng.choice((0, 1, 2, 3, 4, 4, 4, 5)))
+            while math.prod(axes) > LARGEST:
+                axes[axes.index(max(axes))] = 1
+            return axes
         return [int(axis) if axis.isdigit() else sizes[axis] for axis in pattern]
 
     def shapes(arg: Any) -> Any:
