@@ -376,7 +376,7 @@ from cnn_harness.base.process import tf_runtime
 tf_runtime.import_tensorflow("3")
 from cnn_harness.emulator.program.worker_group import WorkerGroup
 from cnn_harness.harness.run.cluster import Cluster
-from cnn_harness.harness.processes import heartbeat, team
+from cnn_harness.harness.distributed import heartbeat, team
 from cnn_harness.harness.distributed import heartbeat, team
 each = team.Team(Cluster(sys.argv[1:3], int(sys.argv[3])), timeout=1.0)
 each.before_exit = lambda reason: print("Stopped:", reason, flush=True)
