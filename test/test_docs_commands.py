@@ -52,6 +52,7 @@ LISTED = {
     "python -m cnn_harness train": "needs an installed package, as in test_installed.py",
     ".venv/bin/cnn finetune clothing": "takes minutes; the others run cnn finetune photos",
     "python -m experiments.findings": "takes more than ten minutes",
+    "python -m experiments.formats": "takes more than ten minutes",
     ".venv/bin/python -m experiments.findings": "takes ten minutes",
     "cnn COMMAND --help": "is the form of all commands; test_commands.py runs them",
 }
