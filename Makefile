@@ -1,6 +1,6 @@
 # make train          set up .venv, train on the included images and validate
-# make test           set up .venv and run the fast tests, those not marked slow (6 minutes on two EPYC cores)
-# make test-all       run every test (about 35 minutes on two EPYC cores)
+# make test           set up .venv and run the fast tests, those not marked slow (6 to 9 minutes on two EPYC cores)
+# make test-all       run every test (about 50 minutes on two EPYC cores)
 # make test-speed     compare the speed with plain TensorFlow, and fail if it is 25 % below the usual ratio (30 seconds)
 # make findings       reproduce three findings of a paper in small runs, in logs/findings (36 minutes on two slow cores)
 # make kernels        compile the C++ kernels, if there is a compiler; other targets do this when they first run
