@@ -182,10 +182,10 @@ class TrainedNetwork:
         `force` replaces files of an earlier export.
         """
         formats = to if isinstance(to, str) else ",".join(to)
-        words = ["--to", formats, "--output", _path(output, "output", "the path of a folder")]
-        words += ["--int8"] * int8 + ["--force"] * force
-        _result(lambda: exporting.main([str(self.path), *words]), quiet)
-        return Path(output)
+        target = Path(_path(output, "output", "the path of a folder"))
+        words = ["--to", formats, "--output", command_line.as_value(target), *["--int8"] * int8, *["--force"] * force]
+        _result(lambda: exporting.main([command_line.as_value(self.path), *words]), quiet)
+        return target
 
     def report(self, html: RunPath | None = None, *, evaluation: bool = True, quiet: bool = False) -> Path:
         """Write the report of the run like `cnn report`, and return its path: `html`, or report.html in the run directory.
@@ -193,7 +193,7 @@ class TrainedNetwork:
         Without `evaluation`, the page shows only the logged tables.
         """
         target = Path(_path(html, "html", "the path of a file") if html else self.folder / run_page.FILE)
-        words = ["--html", command_line.as_value(target)] + ["--no-evaluation"] * (not evaluation)
+        words = ["--html", command_line.as_value(target), *["--no-evaluation"] * (not evaluation)]
         _result(lambda: reporting.main([command_line.as_value(self.path), *words]), quiet)
         return target
 

@@ -7,7 +7,7 @@ Editors complete the options and mark misspelt ones. `test/test_editor.py` fails
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from cnn_harness.base import plugins
 from cnn_harness.harness.options.catalogue import Option, every_option
@@ -21,9 +21,10 @@ from typing import Literal, TypedDict
 
 Text = str | PathLike[str] | float
 '''
+COMMON, WITHOUT = "CommonOptions", {"help", "version"}
 CLASSES = (  # class, docstring, script, options that functions of the API have as parameters of their own
-    ("TrainOptions", "The options of `train` and `finetune`.", "train", {"config", "help", "version"}),
-    ("ValidateOptions", "The options of `TrainedNetwork.evaluate`.", "validation", {"restore_path", "logs", "help"}),
+    ("TrainOptions", "The options of `train` and `finetune`.", "train", {"config"}),
+    ("ValidateOptions", "The options of `TrainedNetwork.evaluate`.", "validation", {"restore_path", "logs"}),
 )
 PLAN = '''
 
@@ -41,21 +42,31 @@ class PlanOptions(TrainOptions, total=False):
 
 def text() -> str:
     """Return the content of the file."""
-    return HEAD + "".join(map("\n".join, (_lines(*each) for each in CLASSES))) + PLAN
+    fields = [_fields(script, without | WITHOUT) for _, _, script, without in CLASSES]
+    common = {name: lines for name, lines in fields[0].items() if all(each.get(name) == lines for each in fields)}
+    classes = [_class(COMMON, "TypedDict, total=False", "The options that the functions have in common.", common)]
+    for (name, about, _, _), each in zip(CLASSES, fields):
+        own = {field: lines for field, lines in each.items() if field not in common}
+        classes.append(_class(name, f"{COMMON}, total=False", about, own))
+    return HEAD + "".join(classes) + PLAN
 
 
-def _lines(name: str, about: str, script: str, without: set[str]) -> Iterator[str]:
-    yield f'\n\nclass {name}(TypedDict, total=False):\n    """{about}"""\n'
+def _class(name: str, base: str, about: str, fields: Mapping[str, str]) -> str:
+    return f'\n\nclass {name}({base}):\n    """{about}"""\n\n' + "".join(fields.values())
+
+
+def _fields(script: str, without: set[str]) -> dict[str, str]:
+    """Return the lines of each spelling of an option."""
     options: dict[str, list[Option]] = {}
     for option in every_option(script):  # models and schedules may share names
         for spelling in (option.name, *option.meta["aliases"], *option.meta["rewrites"]):
             if spelling.isidentifier() and spelling not in without:
                 options.setdefault(spelling, []).append(option)
+    lines = {}
     for spelling, found in sorted(options.items()):
         kinds = dict.fromkeys(kind for option in found for kind in _kinds(option))
-        yield f"    {spelling}: {' | '.join((*kinds, 'None'))}"
-        yield f'    """{found[0].meta["help"]}"""'
-    yield ""
+        lines[spelling] = f'    {spelling}: {" | ".join((*kinds, "None"))}\n    """{found[0].meta["help"]}"""\n'
+    return lines
 
 
 def _kinds(option: Option) -> Iterator[str]:
