@@ -17,7 +17,6 @@ if __name__ == "__main__":  # run this before the slow imports below
 import secrets
 import sys
 import tempfile
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,14 +28,13 @@ from cnn_harness.emulator.plan import machine
 from cnn_harness.harness.checkpoints import compatibility, find, read
 from cnn_harness.harness.checkpoints.checkpoint import Checkpoint
 from cnn_harness.harness.commands import answers, entry, run_log
-from cnn_harness.harness.distributed.team import Team
 from cnn_harness.harness.evaluation.saved_weights import SavedWeights
 from cnn_harness.harness.evaluation.validate import RANDOM_WEIGHTS, training_global_batch, validation_row
 from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.options.releases import vintage
 from cnn_harness.harness.options.sections import RunOptions
 from cnn_harness.harness.programs import embedded
-from cnn_harness.harness.run.cluster import ALONE
+from cnn_harness.harness.run.cluster import Cluster, Execution
 from cnn_harness.harness.run.run import Run
 from cnn_harness.log import RunLog
 
@@ -67,8 +65,9 @@ def main(call: Call) -> int:
     recorded = entry.recorded_options(folder, call) if folder else {}
     recorded = {name: value for name, value in recorded.items() if name not in NOT_TAKEN_OVER}
     origin = ServedWeights(selected, folder, recorded)
-    run = entry.checked_run(call, origin, training=False, compiled=partial(_compile_only, checkpoint=checkpoint))
-    return _serve(run, checkpoint, training_global_batch(run, recorded))
+    run, _, notes = entry.checked_run(call, origin, training=False, compiled=partial(_compile_only, checkpoint=checkpoint))
+    execution = Execution.of(run.options, notes=notes)  # each process of a launcher is a separate server
+    return _serve(run, execution, checkpoint, training_global_batch(run, recorded))
 
 
 class ServedWeights(SavedWeights):
@@ -78,28 +77,27 @@ class ServedWeights(SavedWeights):
         """Return no log lines, because --iterations sets the number of micro-batches."""
         return []
 
-    def check_run(self, run: Run) -> list[str]:
+    def check_run(self, run: Run, cluster: Cluster) -> list[str]:
         """Run the common checks; raise OptionError for options that a frozen program does not support."""
-        lines = super().check_run(run)
+        lines = super().check_run(run, cluster)
         if run.options.training.iterations is None:
             raise OptionError("--iterations is missing; give the number of micro-batches for each thread, for example 1000")
         embedded.check(run)
         return lines
 
 
-def _serve(run: Run, checkpoint: Checkpoint, trained_batch: int) -> int:
-    run = replace(run, cluster=ALONE)  # each process of a launcher is a separate server
+def _serve(run: Run, execution: Execution, checkpoint: Checkpoint, trained_batch: int) -> int:
     calls, threads = run.options.training.iterations, run.options.checkpoint.num_inference_thread
     cores = machine.cores()
     used = f"{threads} thread{'s' * (threads > 1)} on {cores} processor{'s' * (cores > 1)}"
     inferring = f"Inferring with {run.name}, {used}"
-    log = run_log.open_own_log(run, Team(), [inferring])
+    log = run_log.open_own_log(run, execution, [inferring])
     try:
         tf_runtime.import_tensorflow()
         from cnn_harness.harness.programs.build import validation_batches_uint8
 
-        program = _program(run, checkpoint, log)
-        batches = validation_batches_uint8(run, min(calls, embedded.MAX_BATCHES))
+        program = _program(run, execution, checkpoint, log)
+        batches = validation_batches_uint8(run, execution, min(calls, embedded.MAX_BATCHES))
         for _ in range(run.options.checkpoint.repeat):
             served = embedded.serve(program, batches, calls, threads)
             for line in served.lines(vintage(run.options.main.release).latency):
@@ -126,15 +124,15 @@ def _row(
     )  # fmt: skip
 
 
-def _compile_only(run: Run, checkpoint: Checkpoint) -> None:
+def _compile_only(run: Run, execution: Execution, checkpoint: Checkpoint) -> None:
     """Build the program, or load it from its file, without a log."""
     log = RunLog(None)
     tf_runtime.import_tensorflow()
-    _program(run, checkpoint, log).close()
+    _program(run, execution, checkpoint, log).close()
     log.close()
 
 
-def _program(run: Run, checkpoint: Checkpoint, log: RunLog) -> FrozenProgram:
+def _program(run: Run, execution: Execution, checkpoint: Checkpoint, log: RunLog) -> FrozenProgram:
     """Load the program from its file in the working directory, or build it.
 
     A program is built if the file is missing or was built from other weights or options.
@@ -153,7 +151,7 @@ def _program(run: Run, checkpoint: Checkpoint, log: RunLog) -> FrozenProgram:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, f"{secrets.token_hex(8)}{embedded.SUFFIX}")
             log.note(f"Poplar executable: {path} (a frozen TensorFlow graph, deleted after it is loaded)")
-            write_atomically(path, frozen_program(run, values, wanted))
+            write_atomically(path, frozen_program(run, execution.seed, values, wanted))
             return FrozenProgram(path.read_bytes())
     path = Path(embedded.file_name(run, checkpoint))
     if not options.force_recompile:
@@ -163,7 +161,7 @@ def _program(run: Run, checkpoint: Checkpoint, log: RunLog) -> FrozenProgram:
             return program
         if reason:
             log.note(reason)
-    built = frozen_program(run, values, wanted)
+    built = frozen_program(run, execution.seed, values, wanted)
     try:
         write_atomically(path, built)
         log.note(f"Poplar executable: {path} (a frozen TensorFlow graph, {len(built) / 1e6:.1f} MB)")

@@ -70,18 +70,17 @@ def run_training(call: Call, start: FreshStart | Resume, listener: Listener | No
     Check the options, connect to the other instances, open the run directory, then train. If the run is already complete,
     only print a report.
     """
-    run = entry.checked_run(call, start)
-    report = start.completion_report(run)
+    prepared = entry.checked_run(call, start)
+    run, report = prepared.run, start.completion_report(prepared)
     if report is not None:
         print(report, end="")
         return start.folder or Path(run.options.logging.logs_path)
-    with Team(run.cluster, run.options.training.worker_timeout, f"{call.script}.py") as team:
-        run = replace(run, seed=team.rendezvous(run))
-        run, folder, loaded = start.join(run, team)
-        with open_run(run, team, folder, loaded and loaded.checkpoint, hints.repeating(call)) as context:
+    with Team(prepared.cluster, run.options.training.worker_timeout, f"{call.script}.py") as team:
+        execution, loaded = start.join(prepared, team)
+        with open_run(run, execution, team, loaded and loaded.checkpoint, hints.repeating(call)) as context:
             train(replace(context, listener=listener or context.listener), loaded)
             team.shut_down()
-    return folder
+    return execution.folder
 
 
 def train(context: TrainingContext, loaded: LoadedCheckpoint | None = None) -> None:
@@ -93,7 +92,9 @@ def train(context: TrainingContext, loaded: LoadedCheckpoint | None = None) -> N
     last = last_update(context.run, done)
     context.mlperf.log_init_start()
     recording = context.team.broadcast_json(bool(context.profile))  # all instances must use the same host steps
-    with build_or_load.training_program(context.run, context.log, done, recording, context.team.group) as program:
+    with build_or_load.training_program(
+        context.run, context.execution, context.log, done, recording, context.team.group
+    ) as program:
         initial = initial_state(context, program, loaded)
         profiler = UpdateProfiler(context, program, recording, done, last)
         with Validator(context, initial.validated) as validator:

@@ -46,6 +46,7 @@ from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.programs import build_or_load
 from cnn_harness.harness.reports import profile
 from cnn_harness.harness.run import membership
+from cnn_harness.harness.run.cluster import Execution
 from cnn_harness.harness.run.run import Run
 from cnn_harness.log import RunLog
 
@@ -59,15 +60,16 @@ def main(call: Call, on_row: Callable[[Mapping[str, Any]], None] = lambda row: N
     With --predict, classify photos instead. `on_row` is called with each row of validation.csv.
     """
     origin = saved_weights(call)
-    run = entry.checked_run(call, origin, training=False)
+    run, cluster, notes = entry.checked_run(call, origin, training=False)
+    execution = Execution.of(run.options, cluster, notes)
     if run.options.checkpoint.predict:
-        photo_predictions.predict(run, origin.checkpoints)
+        photo_predictions.predict(run, execution, origin.checkpoints)
         return 0
-    with Team(run.cluster, run.options.training.worker_timeout, "validation.py") as team:
+    with Team(cluster, run.options.training.worker_timeout, "validation.py") as team:
         team.rendezvous(run)
         names = team.broadcast_json([[each.prefix, each.updates] for each in origin.checkpoints])
         trained_batch = training_global_batch(run, origin.recorded)
-        return _validate(run, team, [Checkpoint(*each) for each in names], trained_batch, on_row)
+        return _validate(run, execution, team, [Checkpoint(*each) for each in names], trained_batch, on_row)
 
 
 def saved_weights(call: Call) -> SavedWeights:
@@ -90,11 +92,12 @@ def saved_weights(call: Call) -> SavedWeights:
 
 
 def _validate(
-    run: Run, team: Team, selected: Sequence[Checkpoint], trained_batch: int, on_row: Callable[[Mapping[str, Any]], None]
-) -> int:
+    run: Run, execution: Execution, team: Team, selected: Sequence[Checkpoint], trained_batch: int,
+    on_row: Callable[[Mapping[str, Any]], None],
+) -> int:  # fmt: skip
     """Validate the checkpoints one by one, or random weights if there are none; return the exit code."""
     random = [] if selected else ["no --restore-path: using random weights, only to measure speed"]
-    log = run_log.open_own_log(run, team, [*run_log.validation_head(run), *random])
+    log = run_log.open_own_log(run, execution, [*run_log.validation_head(run), *random])
     request = profile.requested(run.options.device, log.folder or Path(), os.environ) if team.is_first else None
     unreadable, validated = [], []
 
@@ -104,7 +107,7 @@ def _validate(
     team.before_exit = stopped  # the team calls this function if another instance is lost
     with Signals() as signals, profile.copied_output(request), closing(log):
         try:
-            with build_or_load.validation_program(run, log) as program:
+            with build_or_load.validation_program(run, execution, log) as program:
                 if team.group:
                     signals.defer_until_agreed(program.stop)
                 if team.is_first:

@@ -15,25 +15,25 @@ from cnn_harness.base import version as versions
 from cnn_harness.base.process import command_line, tf_runtime
 from cnn_harness.harness.distributed.team import Team
 from cnn_harness.harness.run import cli
+from cnn_harness.harness.run.cluster import Execution
 from cnn_harness.harness.run.resolve import prepare
 from cnn_harness.harness.run.run import Run
 
 
 def main(updates: int, words: list[str]) -> None:
     """Run the requested rounds of `updates` weight updates. `words` are options of train.py."""
-    run = prepare(cli.parse(words, "train", environ={}).options, os.environ, here=True)
-    with Team(run.cluster, 600) as team:
-        team.rendezvous(run)
-        _answer(run, team, updates)
+    run, cluster, _ = prepare(cli.parse(words, "train", environ={}).options, os.environ, here=True)
+    with Team(cluster, 600) as team:
+        _answer(run, team.rendezvous(run), team, updates)
         team.shut_down()
 
 
-def _answer(run: Run, team: Team, updates: int) -> None:
+def _answer(run: Run, seed: int, team: Team, updates: int) -> None:
     tf_runtime.import_tensorflow()
     from cnn_harness.harness.programs.build import training_program
 
     started = time.perf_counter()
-    program = training_program(run, 0, recording=True, group=team.group)
+    program = training_program(run, seed, 0, recording=True, group=team.group)
     program.compile()
     _rounds.serve(
         lambda: program.step([1e-4] * updates),
@@ -48,12 +48,14 @@ def _answer(run: Run, team: Team, updates: int) -> None:
 def infer(batches: int, words: list[str]) -> None:
     """Run the requested rounds of `batches` micro-batches of inference, one after another."""
     options = cli.parse(words, "inference_embedded", environ={}).options
-    run = prepare(options, os.environ, training=False, here=True)
+    run = prepare(options, os.environ, training=False, here=True).run
+    execution = Execution.of(options)
     tf_runtime.import_tensorflow()
     from cnn_harness.harness.programs.build import frozen_program, validation_batches_uint8
     from cnn_harness.ipu_utils import FrozenProgram
 
-    program, images = FrozenProgram(frozen_program(run, None, "")), validation_batches_uint8(run, 1).images[0]
+    program = FrozenProgram(frozen_program(run, execution.seed, None, ""))
+    images = validation_batches_uint8(run, execution, 1).images[0]
 
     def work() -> None:
         for _ in range(batches):

@@ -178,7 +178,8 @@ def saving(rounds: int) -> None:
     from cnn_harness.harness.run.resolve import prepare
 
     words = "--dataset imagenet --synthetic-data --model resnet --model-size 50 --optimiser momentum --precision 32.32"
-    program = training_program(prepare(cli.parse([*words.split(), "--batch-size", "2"], "train", environ={}).options, {}), 0)
+    options = cli.parse([*words.split(), "--batch-size", "2"], "train", environ={}).options
+    program = training_program(prepare(options, {}).run, 0, 0)
     stalls, whole = [], []
     with tempfile.TemporaryDirectory() as folder, Writer() as writer:
         for k in range(rounds):

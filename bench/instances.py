@@ -60,7 +60,7 @@ def speed(rounds: int) -> None:
         speeds = _paired.turns([one.round, counted], rounds)
         one.end()
         both.end()
-        parameters = prepare(cli.parse(words, "train", environ={}).options, {}).network.trainable_parameters
+        parameters = prepare(cli.parse(words, "train", environ={}).options, {}).run.network.trainable_parameters
         each, best = sum(sent) / (rounds * updates), 2 * 4 * parameters
         ratio = [b / a for a, b in zip(*speeds)]
         shown = " -> ".join(f"{statistics.median(s):.1f}" for s in speeds)

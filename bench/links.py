@@ -91,7 +91,7 @@ def measure(name: str, switch: Switch, rounds: int) -> None:
     """Print the results of one row for each link speed. The speeds take turns."""
     options, gradient_bytes = ROWS[name]
     words = f"{COMMON} {RN50} {options}".split()
-    run = prepare(cli.parse(words, "train", environ={}).options, {})
+    run = prepare(cli.parse(words, "train", environ={}).options, {}).run
     size = len(switch.hosts)
     addresses = [f"{switch.address(k + 1)}:{PORT}" for k in range(size)]
     cores = sorted(os.sched_getaffinity(0))

@@ -24,6 +24,7 @@ from cnn_harness.base.process import command_line
 from cnn_harness.emulator.native import library
 from cnn_harness.harness.programs.build import training_program
 from cnn_harness.harness.run import cli
+from cnn_harness.harness.run.cluster import seed_of
 from cnn_harness.harness.run.resolve import prepare
 
 BATCH, SIDE, CLASSES = 32, 32, 10
@@ -43,7 +44,7 @@ Work = Callable[[], object]
 def harness(norm: str) -> Work:
     """Return a function that runs UPDATES weight updates of this harness."""
     options = cli.parse([*OPTIONS, *NORMS[norm], "--batches-per-step", str(UPDATES)], "train", environ={}).options
-    program = training_program(prepare(options, {}), 0)
+    program = training_program(prepare(options, {}).run, seed_of(options), 0)
     program.compile()
     return lambda: program.step([1e-4] * UPDATES)
 

@@ -45,6 +45,7 @@ from cnn_harness.harness.evaluation.saved_weights import SavedWeights
 from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.options.keyword_form import in_python
 from cnn_harness.harness.reports import chart, run_page, training_chart
+from cnn_harness.harness.run.cluster import Cluster, seed_of
 from cnn_harness.harness.run.run import Run
 from cnn_harness.harness.training.run_dir import Listener
 from cnn_harness.tools import export as exporting
@@ -140,7 +141,7 @@ class TrainedNetwork:
         with self._lock:
             if not self._predictor:
                 weights = self._loaded()
-                self._predictor = Predictor(*weights)
+                self._predictor = Predictor(weights.run, seed_of(weights.run.options), weights.checkpoint, weights.values)
             prepared = self._predictor.prepare(images, first)  # a wrong image leaves the predictor intact
             try:
                 return [*self._predictor.probabilities(prepared)]
@@ -214,9 +215,10 @@ class TrainedNetwork:
         call = _call("validation", {"restore_path": self.path, "predict": ["images"]})
         with _errors(unnamed="--restore-path "):
             found = validation.saved_weights(call)
-            run = entry.checked_run(call, _Saved(found.checkpoints, found.folder, found.recorded), training=False)
+            origin = _Saved(found.checkpoints, found.folder, found.recorded)
+            run, _, notes = entry.checked_run(call, origin, training=False)
             checkpoint, values, warnings = photo_predictions.load_weights(run, found.checkpoints)
-        for line in (*run.notes, *warnings):
+        for line in (*notes, *warnings):
             print(line)
         return _Weights(run, checkpoint, values)
 
@@ -231,7 +233,7 @@ class TrainedNetwork:
 class _Saved(SavedWeights):
     """Saved weights, checked without the images, which `predict` receives later."""
 
-    def check_run(self, run: Run) -> list[str]:
+    def check_run(self, run: Run, cluster: Cluster) -> list[str]:
         return compatibility.check_model(run, self.checkpoints)
 
 

@@ -102,7 +102,7 @@ def _minutes(folder: Path) -> float:
 
 def _traced(config: str) -> tuple[float, int, int]:
     """Return the multiply-adds per image in millions, the number of parameters, and the number of training images."""
-    run = prepare(cli.parse(["--config", config, *SHORTER], "train", environ={}).options, {})
+    run = prepare(cli.parse(["--config", config, *SHORTER], "train", environ={}).options, {}).run
     return run.network.multiply_adds / 1e6, run.network.trainable_parameters, run.data_source.spec.train_images
 
 

@@ -49,7 +49,8 @@ KINDS = {"G1-GN-Native": ORANGE, "G16-GN-Native": BLUE, "G16-LN_PN-Native": GREE
 def predictions() -> dict[str, Prediction]:
     """Return the prediction of each configuration on the paper's system."""
     names = filter(NAME.fullmatch, ConfigFile(str(DEFAULT_CONFIG_PATH)).names)
-    return {name: predict(run_of(Call.of_values({"config": name}, "train")).workload(), SYSTEMS["POD16"]) for name in names}
+    calls = {name: Call.of_values({"config": name}, "train") for name in names}
+    return {name: predict(run_of(call).run.workload(), SYSTEMS["POD16"]) for name, call in calls.items()}
 
 
 def table(predicted: Mapping[str, Prediction]) -> str:

@@ -16,7 +16,7 @@ def test_every_row_can_run(row):
     commands = row.commands("python")
     words = commands[peers.OURS]
     options = words[words.index(str(row.updates)) + 1 :]
-    run = prepare(cli.parse(options, script, environ={}).options, {}, training=not row.inference)
+    run = prepare(cli.parse(options, script, environ={}).options, {}, training=not row.inference).run
     assert run.image_size == row.side
     assert (run.validation_batch if row.inference else run.plan.micro_batch_size) == row.batch
     assert row.inference or run.plan.accumulation == row.accumulation

@@ -68,7 +68,7 @@ def test_every_network_memorises_32_images(network, norm, layout, precision, ima
         f"--batch-size 8 --gradient-accumulation-count 4 --optimiser momentum --weight-decay 0 --seed 5 --label-smoothing 0 "
         f"--train-with-valid-preprocessing {layout}"
     )
-    built = program(prepare(cli.parse(words.split(), "train", environ={}).options, {}))
+    built = program(prepare(cli.parse(words.split(), "train", environ={}).options, {}).run)
     rate = 0.005 if network == "squeezenet" else 0.02  # larger steps kill outputs without norms: its logits end in a ReLU
     losses = [np.inf]
     while losses[-1] >= 0.1 and len(losses) < 1000:

@@ -19,8 +19,7 @@ from cnn_harness.base.process import command_line
 from cnn_harness.harness.distributed import launch, poprun_options
 from cnn_harness.harness.options import option_help
 from cnn_harness.harness.run import cli
-from cnn_harness.harness.run.resolve import prepare
-from cnn_harness.harness.run.run import Run
+from cnn_harness.harness.run.resolve import Prepared, prepare
 from cnn_harness.tools import gc_profile
 
 ROOT = plugins.ROOT
@@ -74,7 +73,7 @@ def launched(command: str, places: dict[str, str]) -> Call:
     return call
 
 
-def resolved(call: Call) -> Run | None:
+def resolved(call: Call) -> Prepared | None:
     """Return the run of a call, or None if it only asks for help."""
     parsed = cli.parse(
         call.words[2:], call.script, {"dataset": "imagenet"} if call.script == "restore" else None, call.environ
@@ -88,9 +87,10 @@ def resolved(call: Call) -> Run | None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_printed_commands_are_accepted(name, places):
     call = launched(COMMANDS[name], places)
-    run = resolved(call)
-    if run is None:
+    prepared = resolved(call)
+    if prepared is None:
         return
+    run = prepared.run
     text = COMMANDS[name]
     for flag, value in (
         ("batch-size", run.plan.micro_batch_size), ("micro-batch-size", run.plan.micro_batch_size), ("shards", run.plan.options.shards),
@@ -101,7 +101,7 @@ def test_printed_commands_are_accepted(name, places):
             assert str(value) == said[-1], flag
     if "poprun" in text:
         instances = int(re.findall(r"--num-instances[ =](\d+)", text)[0])
-        assert run.plan.instances == instances if call.script == "train" else run.cluster.size == instances
+        assert run.plan.instances == instances if call.script == "train" else prepared.cluster.size == instances
     elif "TF_CONFIG" in text:
         assert run.plan.instances == 2
     if "--precision" in text:

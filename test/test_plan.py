@@ -78,7 +78,7 @@ def test_several_systems_keep_global_batch():
 def test_run_directory_supplies_options(tmp_path):
     """--restore-path takes all recorded options, and the command line overrides them, as in train.py."""
     words = ("--config", "quickstart", "--epochs-per-ckpt", 2, "--global-batch-size", 64)
-    prepared = plan_options.run_of(Call.of_words([str(word) for word in words], "train"))
+    prepared = plan_options.run_of(Call.of_words([str(word) for word in words], "train")).run
     recorded = tmp_path / "arguments.json"
     recorded.write_text(json.dumps({**prepared.options.values(), "total_replicas": prepared.plan.options.replicas}))
     one, other = (json.loads(succeed("plan", *given, "--json", "-").out) for given in (words, ("--restore-path", tmp_path)))

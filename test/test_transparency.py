@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from commands import Row, assert_same_bits, covering, moved
+from commands import Row, assert_same_bits, covering, moved, training_program
 
 from cnn_harness import ipu_utils
 from cnn_harness.emulator.lowering.tensorflow import OPERATIONS, Lowering
@@ -23,7 +23,6 @@ from cnn_harness.emulator.plan.plan import ExecutionPlan
 from cnn_harness.emulator.program import update
 from cnn_harness.emulator.program.training_program import TrainingProgram
 from cnn_harness.harness.programs import build
-from cnn_harness.harness.programs.build import training_program
 from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 from cnn_harness.harness.run.run import Run
@@ -54,7 +53,7 @@ def images(tmp_path_factory) -> str:
 
 def prepared(words: str, folder: str) -> Run:
     fixed = f"--precision 32.32 --dataset cifar-10 --data-dir {folder} --seed 3"
-    return prepare(cli.parse([*fixed.split(), *words.split()], "train", environ={}).options, {})
+    return prepare(cli.parse([*fixed.split(), *words.split()], "train", environ={}).options, {}).run
 
 
 def trained(words: str, folder: str, steps: Sequence[int] = (UPDATES,), begun: list | None = None) -> dict[str, np.ndarray]:

@@ -37,7 +37,7 @@ half_precision = Condition(
 )
 several_stages = Condition("several stages", lambda run: len(run.plan.stages) > 1)
 several_replicas = Condition("several replicas", lambda run: run.plan.total_replicas > 1)
-several_processes = Condition("several processes", lambda run: run.cluster.size > 1)
+several_processes = Condition("several processes", lambda run: run.plan.instances > 1)
 checkpoints = Condition(
     "a checkpoint", lambda run: bool(run.options.checkpoint.ckpts_per_epoch or run.options.checkpoint.epochs_per_ckpt)
 )

@@ -115,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.svg:
         output.write_atomically(arguments.svg, svg(inside, left_out), output.SVG)
     if arguments.scaling:
-        panels = scaling.panels(run_of(Call.of_values({"config": SCALED}, "train")).workload())
+        panels = scaling.panels(run_of(Call.of_values({"config": SCALED}, "train")).run.workload())
         output.write_atomically(arguments.scaling, chart.figure(panels, "ResNet-50 with LARS on 4 to 256 IPUs"), output.SVG)
     return 0
 
@@ -132,7 +132,7 @@ class Case:
 
     def __init__(self, row: Row) -> None:
         self.row, self.system = row, SYSTEMS[row.system]
-        self.workload = replace(run_of(Call.of_words(row.options.split(), "train")).workload(), sdk=row.sdk)
+        self.workload = replace(run_of(Call.of_words(row.options.split(), "train")).run.workload(), sdk=row.sdk)
         self._costs = SegmentCosts(self.workload, self.system.ipu, PRIOR)
 
     def error(self, values: Constants) -> float:

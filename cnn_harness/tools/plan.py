@@ -44,8 +44,8 @@ def plan(request: PlanRequest) -> list[Planned]:
     """Return the prediction for each configuration and system, in the order of the command line."""
     scaled = len(request.systems) > 1
     return [
-        Planned(name, predict(work, system), run, undivided=variants.undivided(work, system) if scaled else "")
-        for name, run, work, system in plan_options.cases(request)
+        Planned(name, predict(work, system), run, notes, undivided=variants.undivided(work, system) if scaled else "")
+        for name, run, notes, work, system in plan_options.cases(request)
     ]
 
 

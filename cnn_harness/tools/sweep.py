@@ -278,7 +278,7 @@ def _check(trial: Trial, where: str, metric: str) -> list[str]:
     """Return warnings about a trial. Raise OptionError if train.py would reject its options."""
     try:
         parsed = answers.resolve(trial.call)
-        run = prepare(parsed.options, os.environ, parsed.notes)
+        run, _, notes = prepare(parsed.options, os.environ, parsed.notes)
     except (OptionError, PlanError, DataError) as error:
         message, listed = parts(error)
         raise OptionError(f"{where}: trial {trial.name}: {message}", listed) from None
@@ -287,7 +287,7 @@ def _check(trial: Trial, where: str, metric: str) -> list[str]:
         raise OptionError(f"{where}: {flag(printing[0])} prevents training; remove it")
     if metric != "training-loss" and not (run.options.checkpoint.validation and run.data_source.spec.validation_images):
         raise OptionError(f"{where}: trial {trial.name} has no validation to rank it by; give --metric training-loss")
-    return [note for note in run.notes if note.startswith("warning")]
+    return [note for note in notes if note.startswith("warning")]
 
 
 def _check_unchanged(top: Path, trials: Sequence[Trial]) -> None:

@@ -21,6 +21,7 @@ from cnn_harness.harness.evaluation.validate import local_micro_batches
 from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.programs import program_cache
 from cnn_harness.harness.reports.validation_sections import Evaluation
+from cnn_harness.harness.run.cluster import Execution
 from cnn_harness.harness.run.run import Run
 from cnn_harness.log import RunLog
 
@@ -57,7 +58,7 @@ def _evaluate(folder: Path, say: Callable[[str], None], checkpoint: Checkpoint |
     for line in warnings:
         say(line)
     recorded = entry.recorded_options(folder, call)
-    run = entry.checked_run(call, SavedWeights([checkpoint], folder, recorded), training=False)
+    run = entry.checked_run(call, SavedWeights([checkpoint], folder, recorded), training=False).run
     if run.options.dataset.random_data:
         raise DataError("the run was trained on random data, so predictions mean nothing")
     if not run.data_source.spec.validation_images:
@@ -66,10 +67,11 @@ def _evaluate(folder: Path, say: Callable[[str], None], checkpoint: Checkpoint |
         say(line)
     spec = run.data_source.spec
     say(f"Evaluating {checkpoint.name} on the {spec.validation_images} validation images of {spec.name}")
-    return _with_images(run, _answered(run, checkpoint, values))
+    execution = Execution.of(run.options)
+    return _with_images(run, execution, _answered(run, execution, checkpoint, values))
 
 
-def _answered(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray]) -> Evaluation:
+def _answered(run: Run, execution: Execution, checkpoint: Checkpoint, values: Mapping[str, np.ndarray]) -> Evaluation:
     """Return the predictions of a checkpoint, without images and file names."""
     program_cache.import_tensorflow(run)
     from cnn_harness.harness.programs import build
@@ -77,7 +79,7 @@ def _answered(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray]
     classes = run.data_source.spec.num_classes
     most = min(photo_predictions.MOST, classes)
     values = compatibility.model_tensors(run, values, checkpoint)
-    with build.top_k_program(run, most) as program:
+    with build.top_k_program(run, execution, most) as program:
         program.load(values)
         program.rewind()
         rows = _rows(program, local_micro_batches(run))
@@ -102,12 +104,12 @@ def _rows(program: InferenceProgram, micro_batches: int) -> np.ndarray:
     return np.concatenate(rows)
 
 
-def _with_images(run: Run, scored: Evaluation) -> Evaluation:
+def _with_images(run: Run, execution: Execution, scored: Evaluation) -> Evaluation:
     """Add file names, and the images with the most confident wrong predictions."""
     from cnn_harness.harness.programs import build
 
     wrong = scored.mistakes()
-    images = build.validation_images_at(run, [int(scored.records[place]) for place in wrong])
+    images = build.validation_images_at(run, execution, [int(scored.records[place]) for place in wrong])
     name = getattr(run.data_source, "validation_name", None)
     files = {place: _short(name(int(record)), run) for place, record in enumerate(scored.records)} if name else {}
     return replace(scored, images={place: _encoded(image) for place, image in zip(wrong, images)}, files=files)

@@ -124,9 +124,9 @@ def test_class_weights_balance_classes(tmp_path):
     for name, count in (("ant", 6), ("bee", 2), ("cat", 1)):
         photos.write_tree(tmp_path / "set", count, (name,), kinds=["grey JPEG"])
     words = f"--dataset imagefolder --data-dir {tmp_path / 'set'} --validation-split 0.34 --model-size 18 --batch-size 2"
-    run = prepare(cli.parse([*words.split(), "--class-weights", "balanced"], "train", environ={}).options, {})
-    assert training_spec(run).loss.class_weights == (0.5, 2, 2)
-    assert training_spec(prepare(cli.parse(words.split(), "train", environ={}).options, {})).loss.class_weights == ()
+    run = prepare(cli.parse([*words.split(), "--class-weights", "balanced"], "train", environ={}).options, {}).run
+    assert training_spec(run, 0).loss.class_weights == (0.5, 2, 2)
+    assert training_spec(prepare(cli.parse(words.split(), "train", environ={}).options, {}).run, 0).loss.class_weights == ()
 
 
 @pytest.mark.slow

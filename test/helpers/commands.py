@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -20,6 +21,7 @@ from cnn_harness import inference_embedded, restore, validation, weight_avg
 from cnn_harness.emulator.program.training_program import TrainingProgram
 from cnn_harness.harness.commands import answers
 from cnn_harness.harness.programs import build, program_cache
+from cnn_harness.harness.run.cluster import Execution, seed_of
 from cnn_harness.harness.run.run import Run
 from cnn_harness.tools import export, finetune, plan, report, runs, sweep
 
@@ -68,7 +70,14 @@ def succeed(script: str, *words: object) -> Result:
 
 def program(prepared: Run) -> TrainingProgram:
     """Return the run's training program with its initial weights; tests and commands share the built programs."""
-    return build.training_program(prepared, 0, cache_entry=program_cache.cache_entry(prepared, "training", recording=False))
+    execution = Execution.of(prepared.options)
+    entry = program_cache.cache_entry(prepared, execution, "training", recording=False)
+    return build.training_program(prepared, execution.seed, 0, cache_entry=entry)
+
+
+def training_program(prepared: Run, first_update: int = 0, **more: Any) -> TrainingProgram:
+    """Return the run's training program, built anew. `more` are arguments of `build.training_program`."""
+    return build.training_program(prepared, seed_of(prepared.options), first_update, **more)
 
 
 def variables(folder: Path, iteration: int) -> dict[str, np.ndarray]:

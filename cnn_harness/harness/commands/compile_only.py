@@ -10,6 +10,7 @@ from cnn_harness.harness.options.releases import vintage
 from cnn_harness.harness.programs import build_or_load
 from cnn_harness.harness.reports import build_time
 from cnn_harness.harness.reports.build_time import Compilation
+from cnn_harness.harness.run.cluster import Execution
 from cnn_harness.harness.run.run import Run
 from cnn_harness.log import RunLog
 
@@ -17,19 +18,19 @@ if TYPE_CHECKING:
     from cnn_harness.ipu_utils import InferenceProgram, TrainingProgram
 
 
-def report(run: Run, training: bool) -> None:
+def report(run: Run, execution: Execution, training: bool) -> None:
     """Build and describe the programs of a training, or the program of a validation."""
     log = RunLog(None)
-    head = run_log.training_head if training else run_log.validation_head
-    for line in (*run.notes, *head(run)):
+    head = run_log.training_head(run, execution) if training else run_log.validation_head(run)
+    for line in (*execution.notes, *head):
         log.note(line)
     if training:
-        program = build_or_load.training_program(run, log)
+        program = build_or_load.training_program(run, execution, log)
         _profile(run, log, program)
         megabytes = sum(value.nbytes for value in program.values().values()) / 1e6
         _report(run, log, program, "training", f", {megabytes:,.1f} MB of weights and optimiser state")
     if not training or (run.options.checkpoint.validation and run.data_source.spec.validation_images):
-        program = build_or_load.validation_program(run, log)
+        program = build_or_load.validation_program(run, execution, log)
         if not training:
             _profile(run, log, program)
         _report(run, log, program, "validation")

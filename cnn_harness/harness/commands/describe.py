@@ -5,13 +5,14 @@ from __future__ import annotations
 from cnn_harness.emulator.plan import schedules
 from cnn_harness.emulator.plan.plan import ExecutionPlan
 from cnn_harness.harness.reports import predicted_rate, training_chart
+from cnn_harness.harness.run.cluster import Execution
 from cnn_harness.harness.run.run import Run
 
 MAX_DRAWN = 1024  # the largest number of micro-batches in a drawn schedule
 _LISTED = 8  # the largest number of listed checkpoints
 
 
-def run(run: Run, done: int = 0) -> str:
+def run(run: Run, execution: Execution, done: int = 0) -> str:
     """Return the description of a run that has already done `done` updates."""
     length = run.length
     points = length.checkpoint_points() if length.iterations < 10**6 else []
@@ -20,7 +21,7 @@ def run(run: Run, done: int = 0) -> str:
     every = f"one every {length.iterations_per_ckpt} updates" if length.iterations_per_ckpt else "none"
     return "\n".join(
         [
-            run.summary(),
+            run.summary(execution),
             *predicted_rate.lines(run),
             *[f"Done: {done} of {length.iterations} updates, {length.iterations - done} left"] * (done > 0),
             f"Host steps: {in_step} update{'s' * (in_step > 1)} each; a log line "

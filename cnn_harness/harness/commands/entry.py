@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,10 @@ from cnn_harness.harness.options.call import Call, Parsed
 from cnn_harness.harness.options.sections import with_trait
 from cnn_harness.harness.reports import profile
 from cnn_harness.harness.run import membership, rules
+from cnn_harness.harness.run.cluster import Execution
 from cnn_harness.harness.run.origin import Origin
 from cnn_harness.harness.run.recorded_arguments import changed_data, other_class_names
-from cnn_harness.harness.run.resolve import prepare
+from cnn_harness.harness.run.resolve import Prepared, prepare
 from cnn_harness.harness.run.run import Run
 
 # a call must have at least one of these options to describe a network
@@ -30,8 +30,8 @@ NETWORK_OPTIONS = ("config", "model", "dataset", "data_dir", "train_dir")
 
 def checked_run(
     call: Call, origin: Origin | None = None, training: bool = True,
-    compiled: Callable[[Run], None] | None = None,
-) -> Run:  # fmt: skip
+    compiled: Callable[[Run, Execution], None] | None = None,
+) -> Prepared:  # fmt: skip
     """Return the run of a call, after all checks that are possible before a graph is built.
 
     Raise Answered after --help, --explain, --dry-run, --summary, --dataset-benchmark or --compile-only. `origin` is the run
@@ -39,8 +39,9 @@ def checked_run(
     """
     origin = origin or Origin()
     parsed = answers.parse(call, origin.recorded, origin.folder)
-    run, warnings = _prepared(parsed, origin, training)
-    _answer(run, warnings, origin, training, compiled)
+    prepared, warnings = _prepared(parsed, origin, training)
+    _answer(prepared, warnings, origin, training, compiled)
+    run = prepared.run
     if not run.options.checkpoint.predict:
         profile.check_target(run.options.device, os.environ)
     logging = run.options.logging
@@ -49,31 +50,38 @@ def checked_run(
 
         if not membership.is_later_instance(os.environ, run.options.training.distributed):
             trackers.check_installed(logging)
-    return run
+    return prepared
 
 
-def _prepared(parsed: Parsed, origin: Origin, training: bool) -> tuple[Run, list[str]]:
+def _prepared(parsed: Parsed, origin: Origin, training: bool) -> tuple[Prepared, list[str]]:
     """Return the run, and warnings about its origin."""
-    notes = (*parsed.notes, *origin.check_source(parsed.options))
-    run = prepare(parsed.options, os.environ, notes, training=training, total_replicas=origin.total_replicas, here=True)
+    notes, options = (*parsed.notes, *origin.check_source(parsed.options)), origin.options(parsed.options)
+    run, cluster, notes = prepare(
+        options, os.environ, notes, training=training, total_replicas=origin.total_replicas, here=True
+    )
     other_data = (*_other_names(run, origin), *(() if training else other_images(run, origin.recorded)))
-    warnings = origin.check_run(run)
-    memory = () if run.options.dataset.dataset_benchmark else _memory_warnings(run)
-    return replace(run, notes=(*run.notes, *other_data, *memory)), warnings
+    warnings = origin.check_run(run, cluster)
+    memory = () if run.options.dataset.dataset_benchmark else _memory_warnings(run, cluster.neighbours)
+    return Prepared(run, cluster, (*notes, *other_data, *memory)), warnings
 
 
-def _answer(run: Run, warnings: list[str], origin: Origin, training: bool, compiled: Callable[[Run], None] | None) -> None:
+def _answer(
+    prepared: Prepared, warnings: list[str], origin: Origin, training: bool,
+    compiled: Callable[[Run, Execution], None] | None,
+) -> None:  # fmt: skip
     """Answer --dry-run and similar options, and raise Answered. Return if the call starts a run."""
+    run, execution = prepared.run, Execution.of(prepared.run.options, prepared.cluster, prepared.notes)
     main = run.options.main
     if run.options.dataset.dataset_benchmark:
         from cnn_harness.harness.evaluation import input_benchmark
 
-        input_benchmark.report(run, training)
+        input_benchmark.report(run, execution, training)
         raise Answered
     if main.dry_run:
         from cnn_harness.harness.commands import describe
 
-        answers.print_answer(*run.notes, *warnings, describe.run(run, origin.updates) if training else run.summary())
+        text = describe.run(run, execution, origin.updates) if training else run.summary(execution)
+        answers.print_answer(*execution.notes, *warnings, text)
     if main.summary:
         from cnn_harness.harness.reports.layer_table import layer_table, table_after
 
@@ -84,7 +92,7 @@ def _answer(run: Run, warnings: list[str], origin: Origin, training: bool, compi
     if run.options.device.compile_only:
         from cnn_harness.harness.commands import compile_only
 
-        compiled(run) if compiled else compile_only.report(run, training)
+        compiled(run, execution) if compiled else compile_only.report(run, execution, training)
         raise Answered
 
 
@@ -141,10 +149,10 @@ def _other_names(run: Run, origin: Origin) -> list[str]:
     ]
 
 
-def _memory_warnings(run: Run) -> list[str]:
+def _memory_warnings(run: Run, processes: int) -> list[str]:
     """Return a warning if the run may exceed the memory of the host. Raise OptionError if it certainly does."""
     try:
-        return rules.check_host_memory(run, host_limits.limits())
+        return rules.check_host_memory(run, processes, host_limits.limits())
     except OptionError as error:
         main = run.options.main
         if not (main.dry_run or main.summary or run.options.device.compile_only):

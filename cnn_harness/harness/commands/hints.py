@@ -14,8 +14,8 @@ from cnn_harness.base.errors import Leave
 from cnn_harness.base.process import command_line, commands
 from cnn_harness.base.process.signals import StopRequest
 from cnn_harness.harness.options.call import Call
+from cnn_harness.harness.run.cluster import Cluster
 from cnn_harness.harness.run.membership import call_is_of_later_instance, under_poprun
-from cnn_harness.harness.run.run import Run
 
 
 def command(script: str, *arguments: str) -> str:
@@ -45,9 +45,9 @@ def restoring(folder: Path) -> list[str]:
     return ["--restore-path", command_line.as_value(folder)]
 
 
-def resuming(run: Run, folder: Path) -> list[str]:
+def resuming(cluster: Cluster, folder: Path) -> list[str]:
     """Return the arguments of restore.py that resume a run."""
-    return [*restoring(folder), *["--distributed"] * (run.cluster.source != "" and not run.cluster.by_poprun)]
+    return [*restoring(folder), *["--distributed"] * (cluster.source != "" and not cluster.by_poprun)]
 
 
 def repeating(call: Call) -> str:

@@ -13,7 +13,7 @@ from cnn_harness.base.errors import OptionError
 from cnn_harness.base.fields import PER_INSTANCE
 from cnn_harness.emulator.native import library
 from cnn_harness.harness.options.sections import with_trait
-from cnn_harness.harness.run.cluster import Cluster
+from cnn_harness.harness.run.cluster import Cluster, seed_of
 from cnn_harness.harness.run.run import Run
 
 _FOLDERS = ("base", "Models", "Datasets", "LR_Schedules", "Optimisers", "emulator", "harness")
@@ -43,7 +43,7 @@ def config(run: Run) -> dict[str, Any]:
     logging = run.options.logging
     place = {"name": run.name, **{name: getattr(logging, name) for name in ("name_suffix", "log_dir", "logs_path")}}
     common = {"code": code_version(), "kernels": library.identity() or "no native kernels"}
-    return {**common, "options": json.loads(json.dumps(options)), "data": data, "seed": run.seed, **place}
+    return {**common, "options": json.loads(json.dumps(options)), "data": data, "seed": seed_of(run.options), **place}
 
 
 def compare(configs: list[dict[str, Any]], cluster: Cluster) -> None:

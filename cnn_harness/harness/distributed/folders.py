@@ -14,9 +14,8 @@ import string
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cnn_harness.base.errors import WrongInput
 from cnn_harness.base.process import command_line, commands
@@ -26,7 +25,8 @@ from cnn_harness.base.storage.tables import TABLES
 from cnn_harness.harness.checkpoints import find, run_record
 from cnn_harness.harness.checkpoints.checkpoint import CheckpointError
 from cnn_harness.harness.distributed.team import Team
-from cnn_harness.harness.run.cluster import POPRUN
+from cnn_harness.harness.options.sections import CheckpointOptions, RunOptions
+from cnn_harness.harness.run.cluster import POPRUN, Cluster, Execution
 from cnn_harness.harness.run.recorded_arguments import RUN_ID
 from cnn_harness.harness.run.run import Run
 
@@ -70,10 +70,10 @@ def _fresh(parent: Path, name: str) -> Path:
             return folder
 
 
-def check(run: Run) -> None:
+def check(run: Run, cluster: Cluster) -> None:
     """Raise FolderError if the directory of a new run cannot be created. Create nothing."""
     logging = run.options.logging
-    if run.cluster.instance or run.options.device.compile_only or not logging.logs:
+    if cluster.instance or run.options.device.compile_only or not logging.logs:
         return
     with _as_folder_errors():
         folder = Path(logging.log_dir if logging.logs_path is None else logging.logs_path)
@@ -131,28 +131,34 @@ def unsaved_run(folder: Path) -> dict[str, Any]:
     return recorded if recorded.get(RUN_ID) else {}
 
 
-def begin(run: Run, team: Team) -> tuple[Run, Path]:
-    """Return the new run with the folders of all instances, and the folder of this instance.
+class Folders(NamedTuple):
+    """The directory of this instance, and those of all instances that write files. `all_log`: every instance has a log."""
 
-    Create this instance's folder if the instance writes files.
-    """
-    logging, configs, source = run.options.logging, team.configs, run.cluster.source
+    own: Path
+    listed: tuple[str, ...]
+    all_log: bool
+
+
+def begin(run: Run, team: Team) -> Folders:
+    """Return the folders of a new run. Create this instance's folder if the instance writes files."""
+    logging, configs, source = run.options.logging, team.configs, team.cluster.source
     if team.size == 1:
-        return run, _created(run, run.name)
+        return Folders(_created(run, run.name), (), logging.log_all_instances)
     suffixes = {config["name_suffix"] for config in configs}
-    if len(suffixes) > 1:  # A user who gives the instances different suffixes wants a log from each instance.
-        run = replace(run, options=replace(run.options, logging=replace(logging, log_all_instances=True)))
+    # A user who gives the instances different suffixes wants a log from each instance.
+    all_log = logging.log_all_instances or len(suffixes) > 1
+    all_write = all_log or run.options.checkpoint.ckpt_all_instances
     names = [run.name] * team.size
-    if all_write(run):
+    if all_write:
         unique = len(suffixes) == len(configs)
         names = [config["name"] if unique else f"{config['name']}_{_tag(k, source)}" for k, config in enumerate(configs)]
     first = _created(run, names[0]) if team.is_first else Path()
     top = Path(team.broadcast_text(str(first.absolute())))
     everyone = [top, *(_beside(top, names, configs, k, source) for k in range(1, team.size))]
     folder = everyone[team.instance]
-    if writes(run) and not team.is_first:
+    if all_write and not team.is_first:
         new_run_folder(run.name, "", str(folder), keep=True, restart=logging.autoresume)
-    return replace(run, folders=_listed(everyone) if all_write(run) else ()), folder
+    return Folders(folder, _listed(everyone) if all_write else (), all_log)
 
 
 def _created(run: Run, name: str) -> Path:
@@ -171,28 +177,30 @@ def _beside(top: Path, names: Sequence[str], configs: Sequence[Config], instance
     return parent / (names[instance] + top.name[len(names[0]) :] if named else f"{top.name}_{_tag(instance, source)}")
 
 
-def resume(run: Run, team: Team, given: Path) -> tuple[Run, Path]:
-    """Return the resumed run with the folders of all instances, and the folder of this instance.
+def resume(options: RunOptions, team: Team, given: Path, run_id: str) -> Folders:
+    """Return the folders of a resumed run.
 
     `given` is the folder that the call names. Only the value in instance 0 is used.
     """
+    all_log = options.logging.log_all_instances
+    all_write = all_log or options.checkpoint.ckpt_all_instances
     listed = run_record.arguments(given).get("instance_folders") or []
     if team.size == 1:
-        return replace(run, folders=tuple(listed)), given
+        return Folders(given, tuple(listed), all_log)
     top, listed = team.broadcast_json([str(given.absolute()), listed])
     if listed and Path(listed[0]).name != Path(top).name:
         listed = []  # The run directory was copied or renamed, so create new folders for the other instances.
-    everyone = [Path(top), *(_sibling(Path(top), listed, k, run.cluster.source) for k in range(1, team.size))]
+    everyone = [Path(top), *(_sibling(Path(top), listed, k, team.cluster.source) for k in range(1, team.size))]
     folder = everyone[team.instance]
-    if writes(run):
-        if not team.is_first and _holds_run(folder) and run_record.run_id(folder) != run.run_id:
+    if all_write or team.is_first:
+        if not team.is_first and _holds_run(folder) and run_record.run_id(folder) != run_id:
             raise FolderError(
                 f"{folder}, the folder of instance {team.instance}, contains another run. Move that folder away, or give "
                 "--no-log-all-instances --no-ckpt-all-instances, so that only instance 0 writes"
             )
         folder.mkdir(parents=True, exist_ok=True)
-    added = _listed(everyone)[len(listed) :] if all_write(run) else ()  # The run may have more instances than before.
-    return replace(run, folders=(*listed, *added)), folder
+    added = _listed(everyone)[len(listed) :] if all_write else ()  # The run may have more instances than before.
+    return Folders(folder, (*listed, *added), all_log)
 
 
 def _sibling(top: Path, listed: Sequence[str], instance: int, source: str) -> Path:
@@ -218,11 +226,6 @@ def _tag(instance: int, source: str) -> str:
     return f"popdist_instance_{instance}" if source == POPRUN else f"worker{instance}"
 
 
-def writes(run: Run) -> bool:
+def writes(execution: Execution, checkpoint: CheckpointOptions) -> bool:
     """Return whether this instance writes logs or checkpoints."""
-    return run.cluster.instance == 0 or all_write(run)
-
-
-def all_write(run: Run) -> bool:
-    """Return whether every instance writes logs or checkpoints."""
-    return run.options.logging.log_all_instances or run.options.checkpoint.ckpt_all_instances
+    return execution.cluster.instance == 0 or execution.all_log or checkpoint.ckpt_all_instances

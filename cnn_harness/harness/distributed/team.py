@@ -22,7 +22,7 @@ from cnn_harness.base.errors import Leave, OptionError
 from cnn_harness.base.process import commands, tf_runtime
 from cnn_harness.base.process.signals import Signals, StopRequest, for_others
 from cnn_harness.emulator.plan import machine
-from cnn_harness.harness.run.cluster import ALONE, SLURM, Cluster
+from cnn_harness.harness.run.cluster import ALONE, SLURM, Cluster, seed_of
 from cnn_harness.harness.run.membership import OPENMPI
 from cnn_harness.harness.run.run import Run
 
@@ -136,7 +136,7 @@ class Team:
     def rendezvous(self, run: Run) -> int:
         """Start TensorFlow's server, wait for all instances and compare their options. Return the seed of instance 0."""
         if self.size == 1:
-            return run.seed
+            return seed_of(run.options)
         from cnn_harness.harness.distributed import bind_address, consistency, heartbeat, job_token
 
         check_port(self.cluster)

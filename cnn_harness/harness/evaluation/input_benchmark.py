@@ -6,25 +6,28 @@ import time
 from collections.abc import Callable
 
 from cnn_harness.base.process import tf_runtime
+from cnn_harness.harness.run.cluster import Execution
 from cnn_harness.harness.run.run import Run
 
 SECONDS = 4.0  # Each stage is measured for this time.
 _WARMING = 3  # This number of batches fills the buffers before each measurement.
 
 
-def report(run: Run, training: bool, say: Callable[[str], None] = print, seconds: float = SECONDS) -> None:
+def report(
+    run: Run, execution: Execution, training: bool, say: Callable[[str], None] = print, seconds: float = SECONDS
+) -> None:
     """Measure the input pipeline of training or validation stage by stage, and print the results.
 
     The time of a stage is the difference between the pipeline up to this stage and the pipeline before it. Stages that run
     in parallel may have time 0.
     """
     tf_runtime.import_tensorflow()
-    say(run.summary())
+    say(run.summary(execution))
     if run.options.dataset.synthetic_data:
         say("Nothing to measure: synthetic data are generated on the device, without an input pipeline")
         return
     batch = run.plan.samples_per_pass if training else run.validation_batch
-    request = run.request(batch)
+    request = run.request(batch, execution.seed)
     stages = run.data_source.stages(request, training)
     before, shares = 0.0, []
     for name, stream, images in stages:

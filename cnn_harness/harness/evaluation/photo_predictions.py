@@ -23,6 +23,7 @@ from cnn_harness.harness.evaluation import inference_record, predictions_file
 from cnn_harness.harness.evaluation.predictions_file import ImagePrediction
 from cnn_harness.harness.reports import profile
 from cnn_harness.harness.run import network_names
+from cnn_harness.harness.run.cluster import Execution
 from cnn_harness.harness.run.run import Run
 from cnn_harness.log import RunLog
 
@@ -66,13 +67,13 @@ def list_photos(given: Sequence[str]) -> Photos:
     return Photos(tuple(dict.fromkeys(paths)), frozenset(of_folders - {*given}), tuple(warnings))
 
 
-def predict(run: Run, selected: Sequence[Checkpoint]) -> None:
+def predict(run: Run, execution: Execution, selected: Sequence[Checkpoint]) -> None:
     """Print the most probable classes of each photo in --predict, or write them to the file in --output.
 
     The newest intact checkpoint in `selected` makes the predictions.
     """
     log = RunLog(None)
-    for note in run.notes:
+    for note in execution.notes:
         log.note(note)
     if run.options.device.profile_compilation or profile.requested(run.options.device, Path(), os.environ):
         log.note("--predict records no profile; to profile a validation, leave out --predict")
@@ -80,7 +81,7 @@ def predict(run: Run, selected: Sequence[Checkpoint]) -> None:
     listed = list_photos(run.options.checkpoint.predict)
     for warning in (*warnings, *listed.warnings):
         log.note(warning)
-    with closing(Predictor(run, checkpoint, values)) as predictor:
+    with closing(Predictor(run, execution.seed, checkpoint, values)) as predictor:
         answers = _answers(predictor, listed, log)
     network = f"{network_names.title(run.options.values())} with {checkpoint.name}, {run.image_size}x{run.image_size} pixels"
     network += ", mirrored too" if run.mirrors else ""
@@ -104,7 +105,7 @@ def load_weights(run: Run, selected: Sequence[Checkpoint]) -> tuple[Checkpoint, 
 class Predictor:
     """A network that predicts with the weights of a checkpoint."""
 
-    def __init__(self, run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, run: Run, seed: int, checkpoint: Checkpoint, values: Mapping[str, np.ndarray]) -> None:
         """`values` are the tensors of the checkpoint. Raise CheckpointError if they belong to another network."""
         tf_runtime.import_tensorflow("3")
         from cnn_harness.harness.programs.build import prediction_program
@@ -112,7 +113,7 @@ class Predictor:
         self._run, self._checkpoint, self._batch = run, checkpoint, _Batch()
         self._request = dataclasses.replace(run.request(1), hostside_norm=False)
         self.class_names = inference_record.names(run, checkpoint)
-        self._program: InferenceProgram = prediction_program(run, self._request, self._batch)
+        self._program: InferenceProgram = prediction_program(run, seed, self._request, self._batch)
         try:
             self._program.load(compatibility.model_tensors(run, values, checkpoint))
         except BaseException:

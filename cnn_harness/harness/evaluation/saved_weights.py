@@ -11,6 +11,7 @@ from cnn_harness.harness.checkpoints.checkpoint import Checkpoint
 from cnn_harness.harness.distributed import folders
 from cnn_harness.harness.evaluation import photo_predictions, predictions_file
 from cnn_harness.harness.options.sections import RunOptions
+from cnn_harness.harness.run.cluster import Cluster
 from cnn_harness.harness.run.origin import Origin
 from cnn_harness.harness.run.run import Run
 
@@ -26,7 +27,7 @@ class SavedWeights(Origin):
         """Return a message if --iterations is given."""
         return [f"{options.words('iterations')} has no effect: this command does not train"] * options.given("iterations")
 
-    def check_run(self, run: Run) -> list[str]:
+    def check_run(self, run: Run, cluster: Cluster) -> list[str]:
         """Return a warning for each skipped photo or checkpoint. Raise an error for checkpoints of another network, for
         unreadable photos, and for a run directory that cannot be created."""
         options, warnings = run.options.checkpoint, ()
@@ -34,5 +35,5 @@ class SavedWeights(Origin):
         if options.predict:
             warnings = photo_predictions.list_photos(options.predict).warnings
         elif run.options.logging.logs:
-            folders.check(run)
+            folders.check(run, cluster)
         return [*warnings, *compatibility.check_model(run, self.checkpoints)]

@@ -47,8 +47,8 @@ def validate(
     if values is not None:
         program.load(compatibility.model_tensors(run, values, checkpoint))
     program.rewind()
-    micro_batches = local_micro_batches(run)
-    most = local_micro_batches(run, 0)  # Instance 0 has the largest number.
+    micro_batches = local_micro_batches(run, team.instance, team.size)
+    most = local_micro_batches(run, 0, team.size)  # Instance 0 has the largest number.
     totals, seconds = _accumulated_metrics(program, micro_batches, most, log, partial(team.stop_together, signals))
     totals, seconds = team.all_reduce_sum(totals), team.all_reduce_max(seconds)
     samples = totals["samples"]
@@ -94,11 +94,10 @@ def validation_row(
     }
 
 
-def local_micro_batches(run: Run, instance: int | None = None) -> int:
-    """Return the number of validation micro-batches that an instance processes. The default is the instance of this
-    process."""
+def local_micro_batches(run: Run, instance: int = 0, instances: int = 1) -> int:
+    """Return the number of validation micro-batches that one of several instances processes."""
     total = -(-run.data_source.spec.validation_images // run.validation_batch)
-    return len(range(run.cluster.instance if instance is None else instance, total, run.cluster.size))
+    return len(range(instance, total, instances))
 
 
 def training_global_batch(run: Run, recorded: Mapping[str, Any]) -> int:

@@ -40,6 +40,7 @@ from cnn_harness.emulator.native import library
 from cnn_harness.emulator.plan import machine
 from cnn_harness.harness.distributed.consistency import code_version
 from cnn_harness.harness.options.sections import with_trait
+from cnn_harness.harness.run.cluster import Execution
 from cnn_harness.harness.run.run import Run
 
 if TYPE_CHECKING:
@@ -61,14 +62,14 @@ _OF_DATA = ("name", "num_classes", "image_size", "train_images", "validation_ima
 _SECTIONS = ("dataset", "training", "device", "model")
 
 
-def import_tensorflow(run: Run) -> None:
+def import_tensorflow(run: Run, instances: int = 1) -> None:
     """Import TensorFlow for a run.
 
     If the run's programs are cached, first set the folder of XLA's kernels. Also hide TensorFlow's messages about loading
     kernels: they look like errors, but are harmless.
     """
     imported = "tensorflow" in sys.modules and os.environ.get(tf_runtime.LEVEL, "") < "3"
-    if folder(run, os.environ) is None or imported:
+    if folder(run, instances, os.environ) is None or imported:
         tf_runtime.import_tensorflow()
         return
     if _FOLDER not in os.environ.get(_XLA_FLAGS, ""):  # Keep a folder that is set already.
@@ -77,7 +78,7 @@ def import_tensorflow(run: Run) -> None:
     tf_runtime.import_tensorflow("3")
 
 
-def folder(run: Run, environ: Mapping[str, str]) -> Path | None:
+def folder(run: Run, instances: int, environ: Mapping[str, str]) -> Path | None:
     """Return the folder in which the run's programs are cached, or None if they are not cached.
 
     Programs for several instances and for GPUs are not cached. Nor are programs if the user sets XLA flags, because the
@@ -86,7 +87,7 @@ def folder(run: Run, environ: Mapping[str, str]) -> Path | None:
     device = run.options.device
     other_flags = not all(word.startswith(tf_runtime.KERNELS_FLAG) for word in environ.get(_XLA_FLAGS, "").split())
     on_gpus = any(stage.startswith("/gpu") for stage in run.plan.stage_devices)
-    if other_flags or on_gpus or run.cluster.size > 1 or not device.executable_cache:
+    if other_flags or on_gpus or instances > 1 or not device.executable_cache:
         return None
     if device.executable_cache_path:
         return Path(device.executable_cache_path)
@@ -94,15 +95,14 @@ def folder(run: Run, environ: Mapping[str, str]) -> Path | None:
     return Path(given[1].strip("\"'")) if given else user_cache.folder(environ) / "executables"
 
 
-def cache_entry(run: Run, kind: str, **more: Any) -> DiskCacheEntry | None:
+def cache_entry(run: Run, execution: Execution, kind: str, **more: Any) -> DiskCacheEntry | None:
     """Return the cache entry of a program, or None if the run's programs are not cached.
 
     `kind` is "training" or "validation". `more` contains other values on which the program depends.
     """
-    place = folder(run, os.environ)
-    return (
-        DiskCacheEntry(place, _cache_key(run, kind, more), run.options.device.executable_cache_size << 20) if place else None
-    )
+    place = folder(run, execution.cluster.size, os.environ)
+    limit = run.options.device.executable_cache_size << 20
+    return DiskCacheEntry(place, _cache_key(run, execution, kind, more), limit) if place else None
 
 
 class DiskCacheEntry:
@@ -212,7 +212,7 @@ def _kernels() -> Path:
     return place
 
 
-def _cache_key(run: Run, kind: str, more: Mapping[str, Any]) -> dict[str, Any]:
+def _cache_key(run: Run, execution: Execution, kind: str, more: Mapping[str, Any]) -> dict[str, Any]:
     """Return the cache key of a program: everything on which the program depends, as JSON values."""
     left_out = with_trait(NOT_IN_GRAPH)
     options = {
@@ -222,9 +222,9 @@ def _cache_key(run: Run, kind: str, more: Mapping[str, Any]) -> dict[str, Any]:
         if name not in left_out and (kind == "training" or section != "training" or name in ("stable_norm", "loss"))
     }
     spec, plan = run.data_source.spec, repr(replace(run.plan, updates_per_host_step=0))
-    request = run.training_request(0)
+    request = run.training_request(0, execution.seed)
     if kind != "training":
-        plan, request = repr((run.plan.precision, run.plan.stage_devices[0])), run.validation_request()
+        plan, request = repr((run.plan.precision, run.plan.stage_devices[0])), run.validation_request(execution)
     return {
         "kind": kind,
         "model": run.options.main.model,

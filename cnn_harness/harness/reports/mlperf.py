@@ -21,9 +21,9 @@ POINT, START, STOP = "POINT_IN_TIME", "INTERVAL_START", "INTERVAL_END"
 class Events:
     """Writes the events of a run. Writes nothing without --mlperf-logging."""
 
-    def __init__(self, run: Run, log: RunLog) -> None:
-        self._run, self._log = run, log if run.options.logging.mlperf_logging else None
-        self._results = log.folder / f"result_{run.seed}.txt" if self._log and log.folder else None
+    def __init__(self, run: Run, seed: int, log: RunLog) -> None:
+        self._run, self._seed, self._log = run, seed, log if run.options.logging.mlperf_logging else None
+        self._results = log.folder / f"result_{seed}.txt" if self._log and log.folder else None
         self._block = -1  # This is the first weight update of the current block, or -1 outside of blocks.
         self._over = True  # This is False between run_start and run_stop.
         # The clock is read once, so that times never decrease if somebody sets it back.
@@ -48,7 +48,7 @@ class Events:
         """Write the events at the start of initialisation, including the run's settings."""
         self._event("cache_clear", True)
         self._event("init_start", kind=START)
-        for key, value in _settings(self._run).items():
+        for key, value in _settings(self._run, self._seed).items():
             self._event(key, value)
 
     def log_init_stop(self, update: int) -> None:
@@ -98,7 +98,7 @@ class Events:
         self._over = True
 
 
-def _settings(run: Run) -> dict[str, Any]:
+def _settings(run: Run, seed: int) -> dict[str, Any]:
     """Return the settings that the MLPerf rules require in the log before training."""
     training, plan = run.options.training, run.plan
     lars = training.optimiser == "LARS"
@@ -110,7 +110,7 @@ def _settings(run: Run) -> dict[str, Any]:
         "submission_division": "open",
         "submission_status": "research",
         "submission_platform": f"{plan.ipus} emulated IPUs",
-        "seed": run.seed,
+        "seed": seed,
         "global_batch_size": plan.global_batch,
         "gradient_accumulation_steps": plan.accumulation,
         "train_samples": run.data_source.spec.train_images,

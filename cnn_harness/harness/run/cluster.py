@@ -1,14 +1,22 @@
-"""Describe the instances (processes) of a run. Check their addresses and the numbers in environment variables."""
+"""Describe where a run happens: its instances (processes), seed, folders, and the first lines of its log.
+
+Check addresses and the numbers in environment variables.
+"""
 
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from cnn_harness.base.errors import OptionError
 from cnn_harness.base.fields import short
+
+if TYPE_CHECKING:
+    from cnn_harness.harness.options.sections import RunOptions
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^\s:/,\[\]]+):([0-9]{1,5})")
 
@@ -51,6 +59,33 @@ class Cluster:
 
 POPRUN, SLURM = "poprun", "Slurm"  # values of `Cluster.source`
 ALONE = Cluster()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """Where a run happens: the part of a call that `Run` does not have. It is made when all instances have met.
+
+    `notes` are the first lines of the log. `run_id` is random; a resumed run keeps it. `folder` is the directory of this
+    process, and `folders` has the directory of each process that writes files. With `all_log`, every process has a log.
+    """
+
+    seed: int
+    cluster: Cluster = ALONE
+    notes: tuple[str, ...] = ()
+    run_id: str = ""
+    folder: Path = Path()
+    folders: tuple[str, ...] = ()
+    all_log: bool = False
+
+    @classmethod
+    def of(cls, options: RunOptions, cluster: Cluster = ALONE, notes: tuple[str, ...] = ()) -> Execution:
+        """Return the execution of a call that creates no run directory, with a seed of its own."""
+        return cls(seed=seed_of(options), cluster=cluster, notes=notes)
+
+
+def seed_of(options: RunOptions) -> int:
+    """Return the seed of --seed, or a random one."""
+    return secrets.randbelow(2**31) if options.device.seed is None else options.device.seed
 
 
 def host_of(address: str) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cnn_harness.harness.options.sections import RunOptions
+from cnn_harness.harness.run.cluster import Cluster
 from cnn_harness.harness.run.run import Run
 
 
@@ -22,6 +23,10 @@ class Origin:
         """Return notes for the log. Raise OptionError or CheckpointError if a run with these options cannot start."""
         return []
 
-    def check_run(self, run: Run) -> list[str]:
+    def options(self, options: RunOptions) -> RunOptions:
+        """Return the options without those that have no effect, because the call starts from a run."""
+        return options
+
+    def check_run(self, run: Run, cluster: Cluster) -> list[str]:
         """Return notes for a dry run. Raise the errors that would later stop the run."""
         return []

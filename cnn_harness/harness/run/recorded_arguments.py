@@ -15,6 +15,7 @@ from typing import Any
 from cnn_harness.base.fields import LARGEST_COUNT, short
 from cnn_harness.Datasets._spec import DataSource, DataSpec
 from cnn_harness.harness.options.catalogue import KINDS, every_option
+from cnn_harness.harness.run.cluster import Execution
 from cnn_harness.harness.run.data import recorded_places
 from cnn_harness.harness.run.run import Run
 
@@ -75,7 +76,7 @@ _DERIVED: Mapping[str, str] = {
 }  # fmt: skip
 
 
-def arguments(run: Run, command: str, extra: Mapping[str, Any]) -> dict[str, Any]:
+def arguments(run: Run, execution: Execution, command: str, extra: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of arguments.json: the value and source of every option, and derived values."""
     values = option_values(run)
     scale, in_rate = run.options.training.loss_scaling, run.options.training.gradient_scale
@@ -83,6 +84,7 @@ def arguments(run: Run, command: str, extra: Mapping[str, Any]) -> dict[str, Any
         **values,
         # options that were resolved to other values
         **recorded_places(run.options.dataset),
+        **({"log_all_instances": True} if execution.all_log else {}),
         "batch_size": run.plan.micro_batch_size,
         "global_batch_size": run.plan.global_batch,
         "image_size": run.image_size,
@@ -99,16 +101,16 @@ def arguments(run: Run, command: str, extra: Mapping[str, Any]) -> dict[str, Any
         CLASSES: names_digest(run.data_source.spec),
         **data_identity(run.data_source),
         "parameters": run.network.parameters,
-        SEED: run.seed,
+        SEED: execution.seed,
         "seed_specified": run.options.device.seed is not None,
-        "summary_str": run.summary(),
+        "summary_str": run.summary(execution),
         "total_batch_size": run.plan.global_batch,
         "total_iterations": run.length.iterations,
         "total_replicas": run.plan.total_replicas,
         "values_release": run.options.values_release,
         "instances": run.plan.instances,
-        "instance": run.cluster.instance,
-        "instance_folders": list(run.folders),
+        "instance": execution.cluster.instance,
+        "instance_folders": list(execution.folders),
         "wd_exclude": list(run.not_decayed),
         **extra,
         ASKED: {name: values[name] for name in ("global_batch_size", "image_size")},

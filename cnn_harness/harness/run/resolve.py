@@ -6,10 +6,10 @@ This module does not import TensorFlow and writes no files.
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from cnn_harness.base import plugins
 from cnn_harness.base.errors import OptionError, parts
@@ -38,10 +38,18 @@ _DEVICE_DEFAULTS = DeviceOptions()
 ON = ("ON", "ON_prng_stable", "RI_prng_stable")  # values that do not say what is rounded
 
 
+class Prepared(NamedTuple):
+    """A run that has passed its checks, the instances that compute it, and the first lines of the log."""
+
+    run: Run
+    cluster: Cluster
+    notes: tuple[str, ...]
+
+
 def prepare(
     requested: RunOptions, environ: Mapping[str, str], notes: tuple[str, ...] = (), *, training: bool = True,
     total_replicas: int | None = None, here: bool = False,
-) -> Run:  # fmt: skip
+) -> Prepared:  # fmt: skip
     """Return the run with these options. Raise OptionError or DataError if no such run is possible.
 
     notes: the first lines of the log
@@ -63,27 +71,26 @@ def prepare(
     plan, length = _plan_and_length(options, network, source.spec.train_images, training, cluster)
     options, plan = processor.with_bf16_units(options, plan, here)
     peak = _peak_rate(options, plan.global_batch) if training else None
-    run = Run(
+    of_plan = partial(
+        Run,
         options=options,
         data_source=source,
         data_dir=_data_dir(options.dataset, environ),
         image_size=image_size,
         network=network,
-        plan=plan,
         length=length,
         peak_rate=peak,
         learning_rate=(lambda i: 0.0) if peak is None else learning_rate(options, length, peak),
-        seed=secrets.randbelow(2**31) if options.device.seed is None else options.device.seed,
         name=_name(options, model, plan),
         not_decayed=model.NOT_DECAYED[family],
-        cluster=cluster,
     )
     if training and plans.cuts_automatically(options.device):
         from cnn_harness.emulator.cost_model.balance import balanced
 
-        run = replace(run, plan=balanced(run.workload()).plan)
-    warnings = rules.check_run(run, requested, environ)
-    return replace(run, notes=(*notes, *taken, *source.spec.notes, *warnings))
+        plan = balanced(of_plan(plan=plan).workload()).plan
+    run = of_plan(plan=plan)
+    warnings = rules.check_run(run, cluster, requested, environ)
+    return Prepared(run, cluster, (*notes, *taken, *source.spec.notes, *warnings))
 
 
 def _device_options(options: RunOptions, cluster: Cluster, total_replicas: int | None) -> DeviceOptions:

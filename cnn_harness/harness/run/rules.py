@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from cnn_harness.base import conditions, plugins
 from cnn_harness.base.errors import OptionError
@@ -20,11 +21,13 @@ from cnn_harness.emulator.plan import host_memory
 from cnn_harness.emulator.plan.host_memory import gigabytes
 from cnn_harness.emulator.plan.number_formats import FP16, FP32
 from cnn_harness.emulator.plan.options import DeviceOptions
+from cnn_harness.emulator.plan.plan import ExecutionPlan
 from cnn_harness.emulator.plan.precision import ALL, FIRST, LAST, is_kernel
 from cnn_harness.harness.options import update_rules
 from cnn_harness.harness.options.releases import vintage
 from cnn_harness.harness.options.sections import RECORDED, DatasetOptions, RecipeBatch, RunOptions, flag
 from cnn_harness.harness.run import membership
+from cnn_harness.harness.run.cluster import Cluster
 from cnn_harness.harness.run.data import SPLIT_FOLDERS, family
 from cnn_harness.harness.run.run import Run
 from cnn_harness.Models import _norms
@@ -40,15 +43,16 @@ LARGEST_HALF_SCALE = 2.0**20  # above this loss scale, most gradients overflow i
 Rule = Callable[[Run], Iterable[str] | None]
 
 
-def check_run(run: Run, requested: RunOptions, environ: Mapping[str, str]) -> tuple[str, ...]:
+def check_run(run: Run, cluster: Cluster, requested: RunOptions, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return the warnings about a run. Raise OptionError for the first rule that the run breaks.
 
     `requested` are the options as the user gave them; poprun and the precision may have replaced some values since.
     """
-    notes = [*replaced_values(run, requested.device)]
-    for rule in (*EVERY_RUN, *(TRAINING if run.trains else ())):
+    notes = [*replaced_values(run, cluster, requested.device)]
+    of_training: tuple[Rule, ...] = (partial(recipe_batch, by_poprun=cluster.by_poprun), *TRAINING)
+    for rule in (partial(one_process, cluster=cluster), *EVERY_RUN, *(of_training if run.trains else ())):
         notes += rule(run) or ()
-    if run.trains and not run.cluster.source:
+    if run.trains and not cluster.source:
         notes += membership.ignored_others(environ)  # this process trains alone, although the environment lists others
     return tuple(notes)
 
@@ -169,15 +173,18 @@ def classes(run: Run) -> Iterator[str]:
         yield f"an update takes {run.plan.global_batch} samples, more than the {spec.train_images} images of an epoch"
 
 
+def one_process(run: Run, cluster: Cluster) -> None:
+    """Reject --predict in several processes."""
+    if run.options.checkpoint.predict and cluster.size > 1:
+        alone = "start it without poprun" if cluster.by_poprun else "leave out --distributed"
+        raise OptionError(f"--predict works in one process, but {cluster.size} were started; {alone}")
+
+
 def validation_images(run: Run) -> Iterator[str]:
-    """Reject validation without images, and --predict in several processes; warn if a training cannot validate."""
-    options, cluster = run.options, run.cluster
+    """Reject validation without images; warn if a training cannot validate."""
+    options, source = run.options, run.data_source
     if options.checkpoint.predict:
-        if cluster.size > 1:
-            alone = "start it without poprun" if cluster.by_poprun else "leave out --distributed"
-            raise OptionError(f"--predict works in one process, but {cluster.size} were started; {alone}")
         return
-    source = run.data_source
     missing = f"data set {source.spec.name}: {getattr(source, 'missing', '') or 'it has no validation images here'}"
     if source.spec.validation_images or (run.trains and options.dataset.dataset_benchmark):
         return
@@ -239,22 +246,20 @@ def optimiser(run: Run) -> Iterator[str]:
         )
 
 
-def recipe_batch(run: Run) -> Iterator[str]:
+def recipe_batch(run: Run, by_poprun: bool) -> Iterator[str]:
     """Report that options or poprun change the global batch of a configuration. The user may ask for another one."""
     recipe, size = run.options.recipe, run.plan.global_batch
     if recipe and size != recipe.size and not run.options.given("global_batch_size"):
         yield (
             f"configuration {recipe.name} has a global batch of {recipe.size}, but this run has {size}; to restore it, "
-            f"give {_restoring_option(run, recipe)}"
+            f"give {_restoring_option(run.plan, recipe, by_poprun)}"
         )
 
 
-def _restoring_option(run: Run, recipe: RecipeBatch) -> str:
+def _restoring_option(plan: ExecutionPlan, recipe: RecipeBatch, by_poprun: bool) -> str:
     """Return the option with which a run has the global batch of its configuration again."""
-    plan = run.plan
     micro, count, replicas = plan.micro_batch_size, plan.accumulation, plan.total_replicas
-    by_poprun = run.cluster.by_poprun and replicas != recipe.replicas
-    factors = [("poprun --num-replicas", micro * count, plan.instances)] * by_poprun
+    factors = [("poprun --num-replicas", micro * count, plan.instances)] * (by_poprun and replicas != recipe.replicas)
     factors += [("--gradient-accumulation-count", micro * replicas, 1), ("--micro-batch-size", count * replicas, 1)]
     for option, others, unit in factors:
         if recipe.size % (others * unit) == 0:
@@ -358,9 +363,9 @@ def model_notes(run: Run) -> Iterable[str]:
     return model.notes(options.model) if hasattr(model, "notes") else ()
 
 
-def replaced_values(run: Run, before: DeviceOptions) -> Iterator[str]:
+def replaced_values(run: Run, cluster: Cluster, before: DeviceOptions) -> Iterator[str]:
     """Report values that poprun, the precision or the emulation replaces."""
-    cluster, device = run.cluster, run.options.device
+    device = run.options.device
     if cluster.replicas is not None and before.replicas not in (1, cluster.replicas, cluster.replicas * cluster.size):
         total = cluster.replicas * cluster.size
         yield f"poprun replaces --replicas {before.replicas}: each process has {cluster.replicas} of {total} replicas"
@@ -421,12 +426,12 @@ def batch_statistics(run: Run) -> Iterator[str]:
         )
 
 
-def check_host_memory(run: Run, limits: Sequence[Limit]) -> list[str]:
-    """Warn if the predicted host memory is above a limit of this machine.
+def check_host_memory(run: Run, processes: int, limits: Sequence[Limit]) -> list[str]:
+    """Warn if the predicted host memory of a run with `processes` on this machine is above a limit.
 
     Raise OptionError if the system would kill the run, unless --no-memory-check is given.
     """
-    needed, processes = run.memory, run.cluster.neighbours
+    needed = run.memory
     limit, hopeless = host_memory.find_exceeded_limit(needed, limits, processes)
     if limit is None:
         return []
@@ -452,6 +457,6 @@ EVERY_RUN: tuple[Rule, ...] = (
     run_name, profiles, model_notes, data_set, validation_images, optimiser, native_arithmetic, memory_proportions,
 )  # fmt: skip
 TRAINING: tuple[Rule, ...] = (
-    recipe_batch, mixing, averages, classes, label_smoothing, learning_rate, loss_scale, batch_statistics,
+    mixing, averages, classes, label_smoothing, learning_rate, loss_scale, batch_statistics,
     options_without_effect,
 )  # fmt: skip

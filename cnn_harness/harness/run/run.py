@@ -1,4 +1,7 @@
-"""Define `Run`, from which training and validation are built. This module does not import TensorFlow."""
+"""Define `Run`: what a call computes. This module does not import TensorFlow.
+
+`Execution` in cluster.py says where: instances, seed and folders.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from cnn_harness.emulator.plan.plan import ExecutionPlan
 from cnn_harness.harness.options.releases import version
 from cnn_harness.harness.options.sections import RunOptions
 from cnn_harness.harness.run import data
-from cnn_harness.harness.run.cluster import ALONE, Cluster
+from cnn_harness.harness.run.cluster import Execution
 from cnn_harness.harness.run.length import TrainingLength
 from cnn_harness.LR_Schedules._schedule import highest
 from cnn_harness.Models._norms import Norm
@@ -43,35 +46,33 @@ class Run:
     length: TrainingLength
     peak_rate: float | None  # None for validation and inference
     learning_rate: Callable[[int], float]
-    seed: int
     name: str
     not_decayed: tuple[str, ...]
-    cluster: Cluster = ALONE
-    notes: tuple[str, ...] = ()  # the first lines of the log
-    run_id: str = ""  # random; a resumed run keeps it
-    folders: tuple[str, ...] = ()  # for each process, the folder that it writes to
 
-    def training_request(self, done: int) -> ReadRequest:
+    def training_request(self, done: int, seed: int) -> ReadRequest:
         """Return the request for the training images of this process, starting after `done` weight updates."""
         plan = self.plan
         block, stride = plan.data_shard
-        return self.request(plan.samples_per_pass, done * plan.global_batch + plan.instance * block, block, stride)
+        return self.request(plan.samples_per_pass, seed, done * plan.global_batch + plan.instance * block, block, stride)
 
-    def validation_request(self) -> ReadRequest:
+    def validation_request(self, execution: Execution) -> ReadRequest:
         """Return the request for the validation images of this process.
 
         Process k of n validates every n-th micro-batch, starting with micro-batch k.
         """
-        batch, count = self.validation_batch, self.cluster.size
-        return self.request(batch, self.cluster.instance * batch, *((batch, count * batch) if count > 1 else (0, 0)))
+        batch, cluster = self.validation_batch, execution.cluster
+        shards = (batch, cluster.size * batch) if cluster.size > 1 else (0, 0)
+        return self.request(batch, execution.seed, cluster.instance * batch, *shards)
 
-    def request(self, batch_size: int, start: int = 0, shard_block: int = 0, shard_stride: int = 0) -> ReadRequest:
-        """Return the request for a stream of batches."""
+    def request(
+        self, batch_size: int, seed: int = 0, start: int = 0, shard_block: int = 0, shard_stride: int = 0
+    ) -> ReadRequest:
+        """Return the request for a stream of batches. Without augmentation and shuffling, the seed has no effect."""
         options = self.options.dataset
         return ReadRequest(
             batch_size=batch_size,
             image_size=self.image_size,
-            seed=self.seed,
+            seed=seed,
             start=start,
             shard_block=shard_block,
             shard_stride=shard_stride,
@@ -186,11 +187,11 @@ class Run:
             *(f"{name}={value}" for name, value in tf_runtime.settings().items()),
         ])  # fmt: skip
 
-    def summary(self) -> str:
+    def summary(self, execution: Execution) -> str:
         """Return the first lines of the log, which describe the run."""
         spec = self.data_source.spec
         lines = [
-            f"Run: {self.name}, seed {self.seed}",
+            f"Run: {self.name}, seed {execution.seed}",
             *self._narrow_formats(),
             f"Data set: {spec.name}, {spec.train_images} training and {spec.validation_images} validation images, "
             f"{spec.num_classes} classes",
@@ -201,7 +202,7 @@ class Run:
             f"Model: {self.network.parameters:,} parameters ({self.network.trainable_parameters:,} trainable), "
             f"{self.network.multiply_adds / 1e6:,.1f} million multiply-adds and "
             f"{self.network.activation_bytes(4) / 1e6:,.1f} MB of activations per image",
-            f"  host memory: {self.memory}" + (", in each process" if self.cluster.size > 1 else ""),
+            f"  host memory: {self.memory}" + (", in each process" if execution.cluster.size > 1 else ""),
         ]
         return "\n".join(lines)
 

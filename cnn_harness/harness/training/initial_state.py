@@ -73,10 +73,10 @@ def _load_init_path(context: TrainingContext, program: TrainingProgram) -> None:
     for line in (*damaged, f"Initial weights: {source.prefix}", *notes, *differing):
         context.log.note(line)
     if run.options.training.fit_classifier:
-        context.log.note(_fit_classifier(run, program), always=True)
+        context.log.note(_fit_classifier(run, context.execution.seed, program), always=True)
 
 
-def _fit_classifier(run: Run, program: TrainingProgram) -> str:
+def _fit_classifier(run: Run, seed: int, program: TrainingProgram) -> str:
     """Fit the classifier to the features of the training images. Return a line for the log.
 
     Each image is used once unchanged and a few times augmented. Unchanged and augmented images have the same total weight.
@@ -87,12 +87,12 @@ def _fit_classifier(run: Run, program: TrainingProgram) -> str:
 
     images, (_, classes) = run.data_source.spec.train_images, conversion.classifier_shape(run)
     of_classes = np.array(build.class_weights(run) or (1.0,) * classes)
-    labels, features = _features(run, program, images, augmented=False)
+    labels, features = _features(run, seed, program, images, augmented=False)
     weights = of_classes[labels]
     penalty, accuracy = linear_classifier.choose_penalty(features, labels, classes, weights)
     copies = min(_AUGMENTED_COPIES, _MOST_AUGMENTED // images)
     if copies:
-        other_labels, other_features = _features(run, program, copies * images, augmented=True)
+        other_labels, other_features = _features(run, seed, program, copies * images, augmented=True)
         weights = np.concatenate([copies * weights, of_classes[other_labels]])
         labels, features = np.concatenate([labels, other_labels]), np.concatenate([features, other_features])
         penalty = linear_classifier.weaker(penalty)
@@ -105,14 +105,14 @@ def _fit_classifier(run: Run, program: TrainingProgram) -> str:
     return f"Fitted the classifier to {images} images: {accuracy:.1f}% in cross-validation, penalty {penalty:.2g}"
 
 
-def _features(run: Run, program: TrainingProgram, images: int, augmented: bool) -> tuple[np.ndarray, np.ndarray]:
+def _features(run: Run, seed: int, program: TrainingProgram, images: int, augmented: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return the labels, int [n], and the features, float32 [n, features], of the training images.
 
     Augmented images are read in the order of training, other images in the order of the data set.
     """
     from cnn_harness.harness.programs import build
 
-    with build.feature_program(run, augmented) as features:
+    with build.feature_program(run, seed, augmented) as features:
         features.load(program.values())
         features.rewind()
         rows = np.concatenate([features.step(k, k + 1)["rows"] for k in range(-(-images // run.validation_batch))])

@@ -130,9 +130,9 @@ class TrainingLoop:
         from cnn_harness.harness.programs.build import first_training_images
         from cnn_harness.harness.reports import trackers
 
-        run, start = self._context.run, self._initial.updates
+        run, seed, start = self._context.run, self._context.execution.seed, self._initial.updates
         most = run.options.logging.tensorboard_images
-        images = first_training_images(run, start, most) if most and start < run.length.iterations else {}
+        images = first_training_images(run, seed, start, most) if most and start < run.length.iterations else {}
         return trackers.Board(self._context.log.folder, start, trackers.hyperparameters(run), images)
 
     def _advance(self, first: int, end: int) -> int:

@@ -57,7 +57,7 @@ class Observer:
         if self._observing is None:
             from cnn_harness.harness.programs import build
 
-            self._observing = build.observing_program(context.run)
+            self._observing = build.observing_program(context.run, context.execution.seed)
             self._board = _Histograms(context.folder / FOLDER)
         found = self._program.loss_scale()
         scale = found[0] if found else context.run.options.training.loss_scaling

@@ -27,6 +27,7 @@ from cnn_harness.harness.distributed.team import Team
 from cnn_harness.harness.evaluation import inference_record
 from cnn_harness.harness.options.sections import LoggingOptions
 from cnn_harness.harness.reports import mlperf, profile
+from cnn_harness.harness.run.cluster import Execution
 from cnn_harness.harness.run.recorded_arguments import ARITHMETIC, CLASSES, RUN_ID, arguments
 from cnn_harness.harness.run.run import Run
 from cnn_harness.harness.training import divergence, summary
@@ -61,8 +62,8 @@ class TrainingContext:
     """
 
     run: Run
+    execution: Execution
     team: Team
-    folder: Path
     log: RunLog
     writer: Writer
     signals: Signals
@@ -70,6 +71,11 @@ class TrainingContext:
     profile: profile.ProfileRequest | None
     recorded: Mapping[str, Any] = field(default_factory=dict)
     listener: Listener = Listener()
+
+    @property
+    def folder(self) -> Path:
+        """The run directory of this instance."""
+        return self.execution.folder
 
     @property
     def saves(self) -> bool:
@@ -83,28 +89,30 @@ class TrainingContext:
 
     def write_record(self) -> None:
         """Write arguments.json, or arguments_restore.json if the run directory contains arguments.json already."""
-        if self.run.options.logging.logs and folders.writes(self.run):
+        if self.run.options.logging.logs and folders.writes(self.execution, self.run.options.checkpoint):
             later = any((self.folder / name).exists() for name in ARGUMENTS)
             write_arguments(self.folder, self.recorded, restored=later)
 
 
 @contextmanager
-def open_run(run: Run, team: Team, folder: Path, resumed: Checkpoint | None, call: str) -> Iterator[TrainingContext]:
+def open_run(run: Run, execution: Execution, team: Team, resumed: Checkpoint | None, call: str) -> Iterator[TrainingContext]:
     """Open the run directory in a `with` statement. If the run ends early, log the command that resumes it.
 
     `call` is the command line to log if this process has saved no checkpoint.
     """
+    folder, writes = execution.folder, folders.writes(execution, run.options.checkpoint)
     request = profile.requested(run.options.device, folder, os.environ) if team.is_first else None
-    held = locks.lock_folder(folder) if folders.writes(run) else nullcontext()
+    held = locks.lock_folder(folder) if writes else nullcontext()
     newest = resumed.name if resumed else None
     with held, Signals() as signals, Writer(newest) as writer, profile.copied_output(request):
         write.remove_unfinished(folder)
-        recorded = _record(run, folder, resumed)
-        lines = _open_log(run, team, folder, recorded)
-        context = TrainingContext(run, team, folder, lines, writer, signals, mlperf.Events(run, lines), request, recorded)
+        recorded = _record(run, execution, resumed)
+        lines = _open_log(run, execution, recorded)
+        events = mlperf.Events(run, execution.seed, lines)
+        context = TrainingContext(run, execution, team, lines, writer, signals, events, request, recorded)
         if not resumed:
             context.write_record()
-            if run.options.logging.logs and folders.writes(run):
+            if run.options.logging.logs and writes:
                 inference_record.record_inference(run, folder)
         stopped = partial(summary.log_stopped, context, call)
 
@@ -135,29 +143,30 @@ def open_run(run: Run, team: Team, folder: Path, resumed: Checkpoint | None, cal
                 locks.remove_if_empty(folder)
 
 
-def _record(run: Run, folder: Path, resumed: Checkpoint | None) -> dict[str, Any]:
+def _record(run: Run, execution: Execution, resumed: Checkpoint | None) -> dict[str, Any]:
     """Return the options and other facts that this call records. A resumed run keeps the earlier digest of class names."""
-    values = arguments(run, run_log.command_line(), {
+    folder = execution.folder
+    values = arguments(run, execution, run_log.command_line(), {
         "checkpoint_path": str(folder / "ckpt"),
         "datetime": datetime.now().astimezone().isoformat(timespec="seconds"),
         "hostname": node(),
         "logs_path": str(folder),
         "restoring": resumed is not None,
         "restored_from": resumed.name if resumed else None,
-        RUN_ID: run.run_id,
+        RUN_ID: execution.run_id,
         ARITHMETIC: run.arithmetic,
     })  # fmt: skip
     earlier = run_record.arguments(folder).get(CLASSES) if resumed else None
     return {**values, CLASSES: earlier or values[CLASSES]}
 
 
-def _open_log(run: Run, team: Team, folder: Path, recorded: Mapping[str, Any]) -> RunLog:
+def _open_log(run: Run, execution: Execution, recorded: Mapping[str, Any]) -> RunLog:
     """Return the log, after writing its first lines and connecting experiment trackers."""
-    logging = run.options.logging
-    has_log = team.is_first or logging.log_all_instances
-    head = run_log.training_head(run)
-    lines = run_log.open_run_log(run, folder if logging.logs and has_log else None, None, head, console=has_log)
-    if team.is_first and (logging.wandb or logging.mlflow):
+    logging, folder, is_first = run.options.logging, execution.folder, execution.cluster.instance == 0
+    has_log = is_first or execution.all_log
+    head = run_log.training_head(run, execution)
+    lines = run_log.open_run_log(run, execution, folder if logging.logs and has_log else None, None, head, console=has_log)
+    if is_first and (logging.wandb or logging.mlflow):
         _follow(lines, logging, folder, recorded, bool(run.options.main.release))
     return lines
 

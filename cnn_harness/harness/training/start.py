@@ -22,10 +22,11 @@ from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.options.releases import vintage
 from cnn_harness.harness.options.sections import RunOptions, with_trait
 from cnn_harness.harness.run import membership
+from cnn_harness.harness.run.cluster import Cluster, Execution
 from cnn_harness.harness.run.data import recorded_places
 from cnn_harness.harness.run.origin import Origin
 from cnn_harness.harness.run.recorded_arguments import ARITHMETIC, RUN_ID, changed_data
-from cnn_harness.harness.run.resolve import learning_rate
+from cnn_harness.harness.run.resolve import Prepared, learning_rate
 from cnn_harness.harness.run.run import Run
 
 NEW_RUN_OPTIONS = ("log_dir", "logs_path", "name_suffix")
@@ -62,12 +63,12 @@ class FreshStart(Origin):
             find.init_checkpoint(Path(given))
         return []
 
-    def check_run(self, run: Run) -> list[str]:
+    def check_run(self, run: Run, cluster: Cluster) -> list[str]:
         """Reject initial weights that do not fit, and a run directory that cannot be used. Return lines for the log."""
         given, logging = run.options.training.init_path, run.options.logging
         if logging.autoresume and not logging.logs:
             raise OptionError("--autoresume needs logs, so it cannot be combined with --no-logs; leave one of the two out")
-        if run.cluster.instance:
+        if cluster.instance:
             return []
         if given:
             from cnn_harness.harness.checkpoints import conversion
@@ -75,11 +76,12 @@ class FreshStart(Origin):
             conversion.check_initial(run, Path(given))
             conversion.check_fitting(run)
             run_record.arguments(find.run_folder(Path(given)))  # Raise CheckpointError if arguments.json is damaged.
-        folders.check(run)
-        return self._unsaved_notes(run)
+        folders.check(run, cluster)
+        return self._unsaved_notes(run, cluster)
 
-    def completion_report(self, run: Run) -> str | None:
+    def completion_report(self, prepared: Prepared) -> str | None:
         """Return the text to print if --autoresume finds a complete run without checkpoints; None otherwise."""
+        run = prepared.run
         folder = _repeated_folder(run)
         if folder is None or _unsaved_end(folder) is None:
             return None
@@ -87,18 +89,20 @@ class FreshStart(Origin):
         longer = "To train longer, give another --logs-path."
         return _completion(folder, end, override_notes(run, run_record.options(folder)), longer)
 
-    def join(self, run: Run, team: Team) -> tuple[Run, Path, None]:
-        """Return the run, whose id is the same in all instances, and the new run directory of this instance."""
-        run = replace(run, run_id=team.broadcast_text(_new_id()), notes=(*run.notes, *self._unsaved_notes(run)))
-        return *folders.begin(run, team), None
+    def join(self, prepared: Prepared, team: Team) -> tuple[Execution, None]:
+        """Meet the other instances. Return the execution, whose id is the same in all instances and whose folder is new."""
+        run, cluster, notes = prepared
+        seed, run_id = team.rendezvous(run), team.broadcast_text(_new_id())
+        notes = (*notes, *self._unsaved_notes(run, cluster))
+        return _execution(seed, cluster, notes, run_id, folders.begin(run, team)), None
 
-    def _unsaved_notes(self, run: Run) -> list[str]:
+    def _unsaved_notes(self, run: Run, cluster: Cluster) -> list[str]:
         """Return a line for the log if --autoresume restarts an unfinished run that saved no checkpoint.
 
         Raise OptionError if that run is complete, but has another length.
         """
         folder = _repeated_folder(run)
-        if folder is None or run.cluster.instance or not folders.unsaved_run(folder):
+        if folder is None or cluster.instance or not folders.unsaved_run(folder):
             return []
         end = _unsaved_end(folder)
         if end is None:
@@ -155,18 +159,22 @@ class Resume(Origin):
 
     def check_source(self, options: RunOptions) -> list[str]:
         """Return log lines about ignored options and damaged checkpoints."""
+        if options.given("init_path") and not self._repeated:
+            raise OptionError("--init-path is not possible, because a resumed run loads its newest checkpoint; leave it out")
         ignored = [name for name in NEW_RUN_OPTIONS if options.given(name)] if not self._repeated else []
         lines = [f"{options.words(name)} has no effect, because a resumed run keeps its run directory" for name in ignored]
         if options.given("init_path") and options.training.init_path != self.recorded.get("init_path"):
             lines.append(f"{options.words('init_path')} has no effect, because a resumed run loads its newest checkpoint")
         return [*lines, *self._latest[1]]
 
-    def check_run(self, run: Run) -> list[str]:
+    def options(self, options: RunOptions) -> RunOptions:
+        """Return the options with the recorded --init-path, because a resumed run loads its newest checkpoint."""
+        return replace(options, training=replace(options.training, init_path=self.recorded.get("init_path")))
+
+    def check_run(self, run: Run, cluster: Cluster) -> list[str]:
         """Load the checkpoint. Reject options with which the run cannot resume. Return log lines about changed options."""
         if not run.options.logging.logs:
             raise OptionError("--no-logs is not possible, because a resumed run logs to its run directory; leave it out")
-        if run.options.given("init_path") and not self._repeated:
-            raise OptionError("--init-path is not possible, because a resumed run loads its newest checkpoint; leave it out")
         self._check_network(run)
         self._check_repeated(run)
         latest, _, read_error = self._latest
@@ -176,11 +184,11 @@ class Resume(Origin):
             from cnn_harness.harness.checkpoints import conversion
 
             values, converted = conversion.resumed_tensors(run, latest, read.tensors(latest, verify=False))
-            if run.cluster.instance == 0:
+            if cluster.instance == 0:
                 self._values, self._notes = values, [*changes, *converted]
         if trains:
             last_update(run, self.updates)
-        if read_error and run.cluster.instance == 0:
+        if read_error and cluster.instance == 0:
             raise read_error
         return changes
 
@@ -258,24 +266,33 @@ class Resume(Origin):
 
         return autoresume.is_complete(run, self.folder, self.updates)
 
-    def completion_report(self, run: Run) -> str | None:
+    def completion_report(self, prepared: Prepared) -> str | None:
         """Return the text to print if --autoresume finds a complete run; None otherwise."""
+        run = prepared.run
         if not self._is_complete(run):
             return None
-        lines = [line for line in run.notes if line.startswith("warning")] + override_notes(run, self.recorded)
+        lines = [line for line in prepared.notes if line.startswith("warning")] + override_notes(run, self.recorded)
         length = "epochs" if run.options.training.iterations is None else "iterations"
         stop_after = run.options.training.stop_after
         limit = "stop-after" if stop_after is not None and self.updates >= stop_after else "patience"
         larger = length if self.updates == run.length.iterations else limit
         return _completion(self.folder, f"{self.updates} updates", lines, f"To extend it, give a larger --{larger}.")
 
-    def join(self, run: Run, team: Team) -> tuple[Run, Path, LoadedCheckpoint]:
-        """Return the run, whose id is the same in all instances, the folder of this instance, and the checkpoint."""
-        training = replace(run.options.training, init_path=self.recorded.get("init_path"))  # Ignore a given --init-path.
+    def join(self, prepared: Prepared, team: Team) -> tuple[Execution, LoadedCheckpoint]:
+        """Meet the other instances. Return the execution, whose id is the same in all instances, and the checkpoint."""
+        run, cluster, notes = prepared
+        seed = team.rendezvous(run)
         run_id = team.broadcast_text(self.recorded.get(RUN_ID) or _new_id() if team.is_first else "")
-        run = replace(run, options=replace(run.options, training=training), run_id=run_id)
         checkpoint = Checkpoint.at(self.folder, team.broadcast_json(self.updates if team.is_first else None))
-        return *folders.resume(run, team, self.folder), LoadedCheckpoint(checkpoint, self._values, self._notes)
+        execution = _execution(seed, cluster, notes, run_id, folders.resume(run.options, team, self.folder, run_id))
+        return execution, LoadedCheckpoint(checkpoint, self._values, self._notes)
+
+
+def _execution(seed: int, cluster: Cluster, notes: tuple[str, ...], run_id: str, found: folders.Folders) -> Execution:
+    return Execution(
+        seed=seed, cluster=cluster, notes=notes, run_id=run_id, folder=found.own, folders=found.listed,
+        all_log=found.all_log,
+    )  # fmt: skip
 
 
 def last_update(run: Run, done: int) -> int:

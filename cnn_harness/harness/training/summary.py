@@ -41,7 +41,7 @@ def log_finished(context: TrainingContext, done: int, validator: Validator, host
     if not context.team.is_first:  # Only the folder of instance 0 can be resumed.
         return
     if done < length.iterations and not validator.ends_run:
-        note(f"Resume:          {hints.command('restore', *hints.resuming(run, folder))}")
+        note(f"Resume:          {hints.command('restore', *hints.resuming(context.team.cluster, folder))}")
         return
     if not context.saves:
         return
@@ -51,7 +51,7 @@ def log_finished(context: TrainingContext, done: int, validator: Validator, host
     if done < length.iterations:
         longer = ["--patience", str(2 * validator.without_gain)]
     if longer:
-        note(f"Train further:   {hints.command('restore', *hints.resuming(run, folder), *longer)}")
+        note(f"Train further:   {hints.command('restore', *hints.resuming(context.team.cluster, folder), *longer)}")
 
 
 def _write_page(context: TrainingContext) -> None:
@@ -76,11 +76,11 @@ def log_stopped(context: TrainingContext, call: str, reason: str, *changed: str)
         writer.wait_until_finished()
     except (SaveError, OSError) as error:  # The thread raises OSError if it cannot write to log.txt.
         log.note(f"warning: {error}")
-    if not run.options.logging.logs or run.cluster.instance:
+    if not run.options.logging.logs or context.team.instance:
         return
     if writer.latest:
         log.note(f"The newest checkpoint is {writer.latest}.", always=True)
-        again = hints.command("restore", *hints.resuming(run, folder)) if writer.has_saved else call
+        again = hints.command("restore", *hints.resuming(context.team.cluster, folder)) if writer.has_saved else call
         log.note(f"Resume:          {' '.join([again, *[commands.in_shell(changed)] * bool(changed)])}", always=True)
     else:
         logging = run.options.logging

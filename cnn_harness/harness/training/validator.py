@@ -40,7 +40,8 @@ class Validator:
     @cached_property
     def _program(self) -> InferenceProgram:
         """The validation program, which is built when the first checkpoint is validated."""
-        return self._built.enter_context(build_or_load.validation_program(self._context.run, self._context.log))
+        context = self._context
+        return self._built.enter_context(build_or_load.validation_program(context.run, context.execution, context.log))
 
     def validate(self, checkpoint: Checkpoint, values: Tensors) -> None:
         """Validate a checkpoint. Do nothing if validation.csv contains the checkpoint or validation is off."""

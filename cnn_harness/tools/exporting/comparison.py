@@ -11,6 +11,7 @@ import numpy as np
 from cnn_harness.base.errors import OptionError
 from cnn_harness.emulator.plan import number_formats
 from cnn_harness.harness.programs import embedded
+from cnn_harness.harness.run.cluster import Execution, seed_of
 
 if TYPE_CHECKING:
     from cnn_harness.tools.exporting.network import TrainedNetwork
@@ -102,8 +103,8 @@ def own_answers(network: TrainedNetwork, images: np.ndarray) -> np.ndarray:
     from cnn_harness.harness.programs import build
     from cnn_harness.ipu_utils import FrozenProgram
 
-    batch = network.run.validation_batch
-    program = FrozenProgram(build.frozen_program(network.run, network.values, identity=""))
+    batch, seed = network.run.validation_batch, seed_of(network.run.options)
+    program = FrozenProgram(build.frozen_program(network.run, seed, network.values, identity=""))
     filled = np.concatenate([images, np.zeros((-len(images) % batch, *images.shape[1:]), np.uint8)])
     logits = np.concatenate([program.logits(filled[k : k + batch]) for k in range(0, len(filled), batch)])
     program.close()
@@ -136,8 +137,8 @@ def checking(network: TrainedNetwork) -> Images:
     if not network.has_data:
         return Images(_generated(embedded.shape(run)[1]), "generated images")
     if not run.data_source.spec.validation_images:
-        return Images(build.training_images_uint8(run, CHECKED), "training images")
-    batches = build.validation_batches_uint8(run, -(-CHECKED // run.validation_batch))
+        return Images(build.training_images_uint8(run, seed_of(run.options), CHECKED), "training images")
+    batches = build.validation_batches_uint8(run, Execution.of(run.options), -(-CHECKED // run.validation_batch))
     real = [images[labels >= 0] for images, labels in zip(batches.images, batches.labels)]
     return Images(np.concatenate(real)[:CHECKED], "validation images")
 
@@ -146,7 +147,7 @@ def calibration(network: TrainedNetwork) -> np.ndarray:
     """Return at most CALIBRATED training images, with the preprocessing of validation."""
     from cnn_harness.harness.programs import build
 
-    return build.training_images_uint8(network.run, CALIBRATED)
+    return build.training_images_uint8(network.run, seed_of(network.run.options), CALIBRATED)
 
 
 def check_calibration(network: TrainedNetwork) -> None:

@@ -137,10 +137,10 @@ def _prepared(options: RunOptions) -> tuple[Run, str]:
     environ = membership.without_others(os.environ)  # An export is always one process.
     try:
         generated = "the run has generated data" if options.dataset.random_data else ""
-        return prepare(options, environ, training=False), generated
+        return prepare(options, environ, training=False).run, generated
     except DataError as error:
         if options.given("data_dir"):
             raise
         reason = str(error).splitlines()[0]
     without = replace(options, dataset=replace(options.dataset, generated_data=True, data_dir=None))
-    return prepare(without, environ, training=False), f"the data cannot be read ({reason})"
+    return prepare(without, environ, training=False).run, f"the data cannot be read ({reason})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,8 @@ from cnn_harness.harness.commands import answers, entry
 from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.options.sections import flag
 from cnn_harness.harness.reports import output
-from cnn_harness.harness.run import cli, membership, resolve, rules
+from cnn_harness.harness.run import cli, membership, rules
+from cnn_harness.harness.run.resolve import Prepared, prepare
 from cnn_harness.harness.run.run import Run
 
 MAX_PROCESSES = 65536
@@ -92,7 +93,7 @@ def parse(argv: Sequence[str]) -> PlanRequest:
     )  # fmt: skip
 
 
-def run_of(call: Call, environ: Mapping[str, str] = os.environ, *, training: bool = True) -> Run:
+def run_of(call: Call, environ: Mapping[str, str] = os.environ, *, training: bool = True) -> Prepared:
     """Return the run that a call of train.py starts or resumes, or validation.py if `training` is false.
 
     No data are read. If the call has no data set, or too few replicas for --BN-span, a note says what is assumed.
@@ -120,11 +121,11 @@ def run_of(call: Call, environ: Mapping[str, str] = os.environ, *, training: boo
     options = options.with_values(values)
     if generates:  # Plans use generated data, so that they read no files.
         options = options.with_values({"generated_data": True}, "plans read no data")
-    run = resolve.prepare(options, alone, training=training, total_replicas=recorded.get("total_replicas"))
+    run, cluster, _ = prepare(options, alone, training=training, total_replicas=recorded.get("total_replicas"))
     if training and generates:  # Generated data skip this check, but the planned training will not.
         rules.check_mixable(run.options.dataset, run.plan.micro_batch_size)
     notes = [note for note in parsed.notes if not note.startswith(cli.WITHOUT_EFFECT)]
-    return replace(run, notes=(*notes, *assumed))
+    return Prepared(run, cluster, (*notes, *assumed))
 
 
 def _recorded(call: Call) -> Mapping[str, Any]:
@@ -141,6 +142,7 @@ class Case(NamedTuple):
 
     name: str
     run: Run
+    notes: tuple[str, ...]
     workload: Workload
     system: System
 
@@ -152,7 +154,7 @@ def cases(request: PlanRequest) -> Iterator[Case]:
     If there are several systems, each plan uses as many replicas as its system has room for, with the same global batch.
     """
     for label, call in request.calls:
-        run = run_of(call, training=not request.inference)
+        run, _, notes = run_of(call, training=not request.inference)
         work = run.workload(request.processes)
         for asked in request.systems or (None,):
             system = asked if len(request.systems) > 1 else smallest_holding(asked, work.plan.ipus)
@@ -160,7 +162,7 @@ def cases(request: PlanRequest) -> Iterator[Case]:
             scaled = variants.scaled(work, system) if len(request.systems) > 1 else work
             if scaled is None:
                 raise _too_small(system, work)
-            yield Case(label or run.name, run, scaled, system)
+            yield Case(label or run.name, run, notes, scaled, system)
 
 
 def _too_small(system: System, work: Workload) -> OptionError:

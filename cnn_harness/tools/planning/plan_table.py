@@ -65,7 +65,7 @@ def one(planned: Planned, whole: bool = True) -> str:
         f"{planned.name} on {system.name}: {plan.ipus} {system.ipu.name} IPU{'s' if plan.ipus > 1 else ''}, {replicas}, "
         f"micro-batch {plan.micro_batch_size} x accumulation {plan.accumulation}, global batch {plan.global_batch}, "
         f"{plan.precision.name}, {sdk_of(prediction)}",
-        *(f"  {note}" for note in planned.run.notes if whole),
+        *(f"  {note}" for note in planned.notes if whole),
         f"  predicted on {system.name}: {timing.images_per_second:,.0f} img/sec, {1e3 * timing.seconds:,.1f} ms {unit}, "
         f"{duration(timing.hours)} for {prediction.workload.images:,} images"
         + (f", {electricity}" if electricity else ""),

@@ -34,6 +34,7 @@ class Planned:
     name: str
     prediction: Prediction
     run: Run
+    notes: tuple[str, ...]
     given: Prediction | None = None
     frontier: tuple[Prediction, ...] = ()
     looked_at: int = 0
@@ -100,9 +101,9 @@ def efficiencies(planned: Sequence[Planned]) -> list[float | None]:
 def fastest(request: PlanRequest) -> list[Planned]:
     """Return the fastest plan for each configuration and system. Raise OptionError if no plan fits in memory."""
     planned = []
-    for name, run, work, system in plan_options.cases(request):
+    for name, run, notes, work, system in plan_options.cases(request):
         given, plans = predict(work, system), search.search(work, system)
-        candidates = [Planned(name, each, run, given, plans.frontier, plans.looked_at) for each in plans.frontier]
+        candidates = [Planned(name, each, run, notes, given, plans.frontier, plans.looked_at) for each in plans.frontier]
         if not candidates:
             raise OptionError(
                 f"{name}: none of {plans.looked_at} plans with global batch {work.plan.global_batch} fits on {system.name}; "

@@ -33,7 +33,7 @@ def call(words: str) -> Call:
 
 
 def planned(words: str, system: str | None = None) -> Prediction:
-    work = run_of(call(words)).workload()
+    work = run_of(call(words)).run.workload()
     return predict(work, systems.smallest_holding(systems.by_name(system) if system else None, work.plan.ipus))
 
 
@@ -50,7 +50,7 @@ SMALL = "--dataset cifar-10 --model resnet --model-size 8 --micro-batch-size 8 -
 
 def test_memory_of_small_network_by_hand():
     """ResNet-8 in 16.16 with momentum on one IPU: every part computed from counts."""
-    work = run_of(call(f"{SMALL} --optimiser momentum --disable-variable-offloading")).workload()
+    work = run_of(call(f"{SMALL} --optimiser momentum --disable-variable-offloading")).run.workload()
     memory = of(work).memories[0]
     trained = sum(v.elements for v in work.network.variables if v.trainable)
     moving = sum(v.elements for v in work.network.variables if not v.trainable)
@@ -187,7 +187,7 @@ def test_real_inferences_are_predicted_to_fit(words):
     """The largest micro-batches of the published tables fit; ten times as much does not."""
     for factor in (1, 10):
         batch = f"--dataset imagenet --micro-batch-size {factor * INFERENCES[words]}"
-        work = run_of(call(f"{words} {batch}"), training=False).workload()
+        work = run_of(call(f"{words} {batch}"), training=False).run.workload()
         assert of(work).fits is (factor == 1)
         assert of(work).memories[0].optimiser_state == of(work).memories[0].gradients == 0
 

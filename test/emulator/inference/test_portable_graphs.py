@@ -69,7 +69,7 @@ NETWORKS = {
 @pytest.mark.parametrize("name", NETWORKS)
 def test_portable_network_matches_emulated_one(name):
     words = f"{NETWORKS[name]} --precision 32.32".split()
-    run = prepare(cli.parse(words, "validation", environ={}).options, {}, training=False)
+    run = prepare(cli.parse(words, "validation", environ={}).options, {}, training=False).run
     draw = np.random.default_rng(7)
     values = {v.name: np.abs(draw.normal(0.5, 0.2, v.shape)) for v in run.network.variables}  # variances are positive
     for variable in run.network.variables:
@@ -79,7 +79,7 @@ def test_portable_network_matches_emulated_one(name):
             values[variable.name] = draw.normal(0, 0.2, variable.shape)
     values = {name: value.astype(np.float32) for name, value in values.items()}
     images = draw.integers(0, 256, embedded.shape(run), np.uint8)
-    emulated = frozen.FrozenProgram(build.frozen_program(run, values, ""))
+    emulated = frozen.FrozenProgram(build.frozen_program(run, 0, values, ""))
     logits = emulated.logits(images)
     emulated.close()
     definition = build.portable_graph(run, values)

@@ -129,7 +129,7 @@ def short(short_efficientnet) -> None:
 
 
 def prepared(words: str) -> Run:
-    return prepare(cli.parse(words.split(), "train", environ={}).options, {})
+    return prepare(cli.parse(words.split(), "train", environ={}).options, {}).run
 
 
 def proxies(built: TrainingProgram) -> dict[str, np.ndarray]:

@@ -7,13 +7,14 @@ from contextlib import closing
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from commands import assert_same_bits, run, succeed, variables
+from commands import assert_same_bits, run, succeed, training_program, variables
 
 from cnn_harness.emulator.layers.watch import GradientWatch, WatchedLayers
 from cnn_harness.emulator.plan.number_formats import E5M2FNUZ, FP16
 from cnn_harness.emulator.program.runtime import new_graph
-from cnn_harness.harness.programs.build import training_program, training_spec, validation_program
+from cnn_harness.harness.programs.build import training_spec, validation_program
 from cnn_harness.harness.run import cli
+from cnn_harness.harness.run.cluster import Execution
 from cnn_harness.harness.run.resolve import prepare
 
 BASE = (
@@ -23,7 +24,7 @@ NETS = {"batch": "--model resnet --batch-norm", "group": "--model resnet --group
 
 
 def prepared(words: str):
-    return prepare(cli.parse(f"{BASE} {words}".split(), "train", environ={}).options, {})
+    return prepare(cli.parse(f"{BASE} {words}".split(), "train", environ={}).options, {}).run
 
 
 def planted(program, name: str, value: float) -> None:
@@ -80,7 +81,7 @@ def test_watching_changes_no_bit(tmp_path):
 
 
 def test_validation_names_layer():
-    program = validation_program(prepared("--precision 32.32 --fp-exceptions"))
+    program = validation_program(prepared("--precision 32.32 --fp-exceptions"), Execution(seed=0))
     with closing(program):
         values = {name: np.zeros(variable.shape, np.float32) for name, variable in program.state.model.items()}
         values["all/b3/0/2/conv/conv2d/kernel"][:] = np.inf
@@ -95,7 +96,7 @@ def test_validation_names_layer():
 )
 def test_adaptive_formats_ignore_loss_scale(words, inner, limit):
     """Gradients are first rounded to the format of results, which does not adapt."""
-    spec = training_spec(prepared(f"{NETS['batch']} --precision 8.16 {words}"))
+    spec = training_spec(prepared(f"{NETS['batch']} --precision 8.16 {words}"), 0)
     formats = spec.watched_layers.formats
     assert formats["all/b1/0/1/conv"] == inner and formats["all/fc1/dense"] == (FP16,) and spec.gradient_limit == limit
 

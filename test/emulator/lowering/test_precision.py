@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from commands import assert_same_bits, run, succeed, variables
+from commands import assert_same_bits, run, succeed, training_program, variables
 from networks import built, options_of
 
 from cnn_harness.emulator.layers.initial_values import initial_value
@@ -30,7 +30,6 @@ from cnn_harness.emulator.program.cells import Cells, StageOrder
 from cnn_harness.emulator.program.forward_backward import PassNetwork, stage_blocks
 from cnn_harness.emulator.program.loss_scale import LossScale
 from cnn_harness.emulator.program.runtime import new_graph, session_config
-from cnn_harness.harness.programs import build
 from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 
@@ -294,9 +293,7 @@ def test_half_tensors_take_half_the_memory():
         given = (
             f"--dataset fashion-mnist --micro-batch-size 128 --fold 1 --precision {precision} --model-size 14 --batch-norm"
         )
-        trained = build.training_program(
-            prepare(cli.parse(given.split(), "train", environ={}).options, {}), 0, recording=True
-        )
+        trained = training_program(prepare(cli.parse(given.split(), "train", environ={}).options, {}).run, 0, recording=True)
         trained.compile()
         alive[precision] = trained.profile(1e-4, operations=True).most_alive
     assert max(alive["16.16"], alive["bf16.32"]) < 0.65 * alive["32.32"], alive

@@ -152,7 +152,9 @@ def fused_operations(graph: tf.Graph) -> int:
     ],
 )
 def test_fused_networks_match_separate_operations(words, monkeypatch):
-    run = prepare(cli.parse([*words.split(), "--dataset", "cifar-10", "--generated-data"], "train", environ={}).options, {})
+    run = prepare(
+        cli.parse([*words.split(), "--dataset", "cifar-10", "--generated-data"], "train", environ={}).options, {}
+    ).run
     random = np.random.default_rng(5)
     monkeypatch.setattr(library, "lanes", lambda: 16)  # with narrower vectors, inference uses oneDNN
     with new_graph().as_default() as graph:

@@ -15,7 +15,7 @@ GROUPS = "--dataset imagenet --synthetic-data --model efficientnet --group-norm 
 
 def fold_of(words: str) -> int:
     options = cli.parse(["--precision", "32.32", *words.split()], "train", environ={}).options
-    return prepare(options, {}).plan.fold
+    return prepare(options, {}).run.plan.fold
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_batch_norm_span_counts_alone():
     words = f"{SMALL} --replicas 4 --fold 2 --precision 32.32"
 
     def plan_of(more: str) -> ExecutionPlan:
-        return prepare(cli.parse(f"{words} {more}".split(), "train", environ={}).options, {}).plan
+        return prepare(cli.parse(f"{words} {more}".split(), "train", environ={}).options, {}).run.plan
 
     alone, spanned = (plan_of(f"--group-norm {more}") for more in ("", "--BN-span 4"))
     assert alone == spanned and alone.micro_batches_per_pass == 2 and alone.summary([]) == spanned.summary([])

@@ -15,7 +15,6 @@ import pytest
 
 from cnn_harness.emulator.program import runtime
 from cnn_harness.emulator.program.training_program import TrainingProgram
-from cnn_harness.harness.programs.build import training_program
 from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 from cnn_harness.harness.run.run import Run
@@ -24,7 +23,7 @@ FIXED = "--precision 32.32 --dataset fashion-mnist --model-size 8 --seed 3 --wei
 
 
 def prepared(*words: object) -> Run:
-    return prepare(cli.parse([*FIXED.split(), *map(str, words)], "train", environ={}).options, {})
+    return prepare(cli.parse([*FIXED.split(), *map(str, words)], "train", environ={}).options, {}).run
 
 
 def program(*words: object) -> TrainingProgram:
@@ -150,7 +149,7 @@ def test_weight_decay_spares_norms_on_imagenet():
     def shrunk(*words: object) -> dict[str, float]:
         options = cli.parse([*map(str, words), "--generated-data", "--batch-size", "2", "--group-norm", "--weight-decay", "0.5",
                              "--seed", "1"], "train", environ={}).options  # fmt: skip
-        run = prepare(options, {})
+        run = prepare(options, {}).run
         return {v.name: run.is_decayed(v.name) for v in run.network.variables}
 
     cifar = shrunk("--dataset", "cifar-10", "--model-size", "8")
@@ -184,7 +183,7 @@ def test_metrics_belong_to_each_update():
 
 def test_compiling_and_closing_leave_nothing():
     words = ("--batch-size", 8, "--group-norm", "--precision", "16.16")  # fused kernels, explicit gradients
-    built = training_program(prepared(*words), 0)
+    built = commands.training_program(prepared(*words), 0)
     before = built.values()
     built.compile()
     after_ = built.values()

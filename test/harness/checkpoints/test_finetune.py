@@ -12,13 +12,12 @@ import numpy as np
 import photos
 import pytest
 import tensorflow.compat.v1 as tf
-from commands import assert_same_bits, run, succeed, variables
+from commands import assert_same_bits, run, succeed, training_program, variables
 
 from cnn_harness.emulator.program.variables import ProgramVariables
 from cnn_harness.harness.checkpoints import compatibility, conversion, read, write
 from cnn_harness.harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from cnn_harness.harness.options.update_rules import UPDATE_RULES
-from cnn_harness.harness.programs.build import training_program
 from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 from cnn_harness.harness.run.run import Run
@@ -34,7 +33,7 @@ def trained(tmp_path_factory) -> Path:
 
 
 def prepared(words: str) -> Run:
-    return prepare(cli.parse(f"{BASE} {words}".split(), "train", environ={}).options, {})
+    return prepare(cli.parse(f"{BASE} {words}".split(), "train", environ={}).options, {}).run
 
 
 def test_run_starts_at_zero_with_other_weights(trained, tmp_path):

@@ -117,7 +117,7 @@ def test_fp32_copies_follow_initial_weights(stopped, tmp_path):
 @pytest.mark.parametrize("together", [True, False])
 def test_non_finite_slots_stop_before_saving(words, gentler, together):
     """A saved checkpoint with such slots would be the newest, and no run could resume from it."""
-    asked = prepare(cli.parse([*MOMENTUM, *words.split(), "--iterations", "4"], "train", environ={}).options, {})
+    asked = prepare(cli.parse([*MOMENTUM, *words.split(), "--iterations", "4"], "train", environ={}).options, {}).run
     team = SimpleNamespace(agreed_to_stop=False)
     judge = Divergence(SimpleNamespace(run=asked, team=team), ["first"])
     values = {KERNEL: np.ones([64, 10], np.float32), f"{KERNEL}/Momentum": np.full([64, 10], np.inf, np.float32)}

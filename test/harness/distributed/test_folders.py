@@ -23,23 +23,13 @@ class Options:
     checkpoint: CheckpointOptions
 
 
-@dataclass(frozen=True)
-class Instance:
-    """The parts of a run that its folders depend on."""
-
-    options: Options
-    name: str
-    cluster: Cluster
-    folders: tuple[str, ...] = ()
-    run_id: str = "a"
-
-
 class Team:
     """Stand in for an instance of a team; `first` is what instance 0 broadcasts."""
 
     def __init__(self, instance: int, configs: list[dict], first: Any) -> None:
         self.instance, self.size, self.is_first = instance, len(configs), instance == 0
         self.configs, self._first = configs, first
+        self.cluster = Cluster(("a:1", "b:1", "c:1")[: len(configs)], instance, source="TF_CONFIG")
 
     def broadcast_text(self, text: str) -> str:
         return text if self.is_first else str(self._first)
@@ -59,10 +49,9 @@ def resumed(top: Path, listed: list[str], size: int = 2) -> list[str]:
     found = []
     for k in range(size):
         options = Options(LoggingOptions(log_all_instances=True), CheckpointOptions())
-        run = Instance(options, "N", Cluster(("a:1", "b:1", "c:1")[:size], k, source="TF_CONFIG"))
-        resumed_run, folder = folders.resume(run, Team(k, [{}] * size, [str(top), listed]), top)
-        assert folder == top.parent / resumed_run.folders[k] and folder.is_dir()
-        found.append(resumed_run.folders)
+        used = folders.resume(options, Team(k, [{}] * size, [str(top), listed]), top, "a")
+        assert used.own == top.parent / used.listed[k] and used.own.is_dir()
+        found.append(used.listed)
     assert len(set(found)) == 1
     return list(found[0])
 

@@ -17,6 +17,7 @@ from streams import joined, take
 from cnn_harness.harness.evaluation import photo_predictions
 from cnn_harness.harness.programs import build
 from cnn_harness.harness.run import cli
+from cnn_harness.harness.run.cluster import Execution
 from cnn_harness.harness.run.resolve import prepare
 
 CLASSES = 10
@@ -126,15 +127,16 @@ def test_tta_averages_image_and_mirror_image(tmp_path):
     """In predictions and in every sum of a validation, compared with float64."""
     words = f"--dataset cifar-10 --data-dir {small_sets.cifar10(tmp_path, 10, 16)} --model-size 8 --batch-size 8 --seed 3"
     plain, mirrored = (
-        prepare(cli.parse([*words.split(), *more], "validation", None, {}).options, {}, training=False)
+        prepare(cli.parse([*words.split(), *more], "validation", None, {}).options, {}, training=False).run
         for more in ((), ("--tta", "flip"))
     )
-    request = plain.validation_request()
+    execution = Execution(seed=3)
+    request = plain.validation_request(execution)
     elements = joined(take(lambda: plain.data_source.validation(request)))
     images, labels = elements["image"], elements["label"]
 
     def probabilities(run, images) -> np.ndarray:
-        with closing(build.prediction_program(run, request, images)) as program:
+        with closing(build.prediction_program(run, execution.seed, request, images)) as program:
             program.rewind()
             return np.stack([program.step(k, k + 1)["probabilities"] for k in range(len(images))])
 
@@ -142,7 +144,7 @@ def test_tta_averages_image_and_mirror_image(tmp_path):
     expected = (one + other) / 2
     assert np.abs(one - other).max() > 1e-3
     np.testing.assert_allclose(probabilities(mirrored, images), expected, atol=1e-6)
-    with closing(build.validation_program(mirrored)) as program:
+    with closing(build.validation_program(mirrored, execution)) as program:
         program.rewind()
         sums = program.step(0, 2)
     true = expected[np.arange(16), labels]

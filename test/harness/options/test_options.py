@@ -69,7 +69,7 @@ BUILT: dict[str, tuple[str, str, set[str]]] = {
 
 
 def prepared(words: str) -> Run:
-    return prepare(cli.parse(shlex.split(words), "train", None, {}).options, {})
+    return prepare(cli.parse(shlex.split(words), "train", None, {}).options, {}).run
 
 
 SMALL = ("--precision 32.32 --dataset cifar-10 --model-size 8 --group-norm --micro-batch-size 4 --iterations 2 --log-freq 2 "

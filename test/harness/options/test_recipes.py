@@ -17,7 +17,7 @@ from cnn_harness.harness.options import configs
 from cnn_harness.harness.options.releases import VINTAGES, version
 from cnn_harness.harness.options.sources import DEFAULT_CONFIG_PATH
 from cnn_harness.harness.run import cli
-from cnn_harness.harness.run.resolve import prepare
+from cnn_harness.harness.run.resolve import Prepared, prepare
 from cnn_harness.harness.run.run import Run
 
 pytestmark = pytest.mark.usefixtures("read_once")
@@ -119,7 +119,7 @@ SAME = {
 }  # fmt: skip
 
 
-def resolved(name: str, *words: str) -> Run:
+def resolved(name: str, *words: str) -> Prepared:
     parsed = cli.parse(["--config", name, *words], "train", environ={})
     return prepare(parsed.options, {}, parsed.notes)
 
@@ -131,7 +131,7 @@ def cuts(run: Run) -> list[str]:
 @pytest.mark.parametrize(("kind", "size", "micro", "shards", "replicas", "count", "splits"),
                          [(*row[:6], row[6:]) for row in MEME_ROWS])  # fmt: skip
 def test_meme_runs_match_their_file(kind, size, micro, shards, replicas, count, splits):
-    run = resolved(f"{size}-{kind}_16IPU_{shards}x{replicas}", "--generated-data")
+    run = resolved(f"{size}-{kind}_16IPU_{shards}x{replicas}", "--generated-data").run
     plan, options = run.plan, run.options
     assert (plan.micro_batch_size, plan.options.shards, plan.options.replicas, plan.accumulation) == tuple(
         map(int, (micro, shards, replicas, count))
@@ -152,7 +152,7 @@ def test_meme_has_thirty_runs():
 @pytest.mark.parametrize("name", APPLICATION)
 def test_application_recipes_match_their_values(name):
     micro, shards, replicas, count, epochs, rate, splits, precision, optimiser, schedule, order = APPLICATION[name]
-    run = resolved(name, "--generated-data")
+    run = resolved(name, "--generated-data").run
     batch = micro * replicas * count
     assert (run.plan.micro_batch_size, run.plan.options.shards, run.plan.options.replicas, run.plan.accumulation) == (
         micro,
@@ -216,7 +216,7 @@ def test_every_block_of_every_release_matches(release, tmp_path):
     for name, values in meant.items():
         last = [each for each in REFERENCE if name in REFERENCE[each]][-1]
         for words in [asked] + [[]] * (release == last):
-            found = plain(resolved(name, *words_for(name, *words)).options.values())
+            found = plain(resolved(name, *words_for(name, *words)).run.options.values())
             assert {key: (found[key], values[key]) for key in found if found[key] != values[key]} == {}, name
 
 
@@ -228,6 +228,10 @@ def test_release_names_select_their_values():
 
 
 def of_release(release: str | None, words: str) -> Run:
+    return of_release_with_notes(release, words).run
+
+
+def of_release_with_notes(release: str | None, words: str) -> Prepared:
     return resolved("quickstart", *words.split(), *(["--release", release] if release else []))
 
 
@@ -248,10 +252,10 @@ def test_first_releases_warm_up_over_epochs():
         ("2.0", "--iterations 40 --warmup-epochs 2", 0), ("2.0", "--epochs 2", 1), ("2.1", "--iterations 40", 1),
         (None, "--iterations 40", 1),
     ):  # fmt: skip
-        run = of_release(release, words)
+        run, _, notes = of_release_with_notes(release, words)
         assert run.options.schedule.warmup_epochs == warmup
         assert (run.learning_rate(0) == 0) == bool(warmup)
-        assert any("no warm-up, because release" in note for note in run.notes) == (not warmup)
+        assert any("no warm-up, because release" in note for note in notes) == (not warmup)
 
 
 def test_first_releases_save_after_outer_steps():
@@ -263,7 +267,7 @@ def test_first_releases_save_after_outer_steps():
 
 
 def test_mlperf_rates_end_on_schedule():
-    run = resolved("mk2_resnet50_mlperf_pod16_bs20", "--generated-data")
+    run = resolved("mk2_resnet50_mlperf_pod16_bs20", "--generated-data").run
     assert run.learning_rate(run.length.iterations) == pytest.approx(1e-4)
     assert run.learning_rate(run.length.iterations * 5 // 40) == pytest.approx(3.824, rel=1e-3)
     assert run.plan.options.BN_span == 2 and run.channels == 4 and run.options.logging.mlperf_logging

@@ -12,6 +12,7 @@ from cnn_harness.harness.programs import embedded
 from cnn_harness.harness.programs.build import frozen_program, validation_batches_uint8
 from cnn_harness.harness.programs.embedded import load
 from cnn_harness.harness.run import cli
+from cnn_harness.harness.run.cluster import Execution
 from cnn_harness.harness.run.resolve import prepare
 from cnn_harness.ipu_utils import FrozenProgram
 from cnn_harness.log import RunLog
@@ -100,9 +101,9 @@ def test_temporary_program_leaves_nothing(tmp_path, monkeypatch):
 
 
 def test_threads_share_one_program():
-    asked = prepare(cli.parse(NET.split(), "validation", environ={}).options, {}, training=False)
-    program = FrozenProgram(frozen_program(asked, None, "x"))
-    batches = validation_batches_uint8(asked, 4)
+    asked = prepare(cli.parse(NET.split(), "validation", environ={}).options, {}, training=False).run
+    program = FrozenProgram(frozen_program(asked, 0, None, "x"))
+    batches = validation_batches_uint8(asked, Execution(seed=0), 4)
     alone = [program.infer(images) for images in batches.images]
     calls = []
 

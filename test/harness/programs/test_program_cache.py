@@ -17,6 +17,7 @@ from cnn_harness.emulator.program.optimised_graph import OptimisedGraph
 from cnn_harness.harness.programs import program_cache
 from cnn_harness.harness.programs.program_cache import DiskCacheEntry
 from cnn_harness.harness.run import cli
+from cnn_harness.harness.run.cluster import Execution, seed_of
 from cnn_harness.harness.run.resolve import prepare
 from cnn_harness.harness.run.run import Run
 
@@ -27,7 +28,7 @@ MADE = OptimisedGraph(b"graph", {"step": ["a:0", "b"]}, {"watched": ["conv"]}, {
 
 
 def prepared(*words: object) -> Run:
-    return prepare(cli.parse([*map(str, SMALL), *map(str, words)], "train", environ={}).options, {})
+    return prepare(cli.parse([*map(str, SMALL), *map(str, words)], "train", environ={}).options, {}).run
 
 
 @pytest.mark.slow
@@ -162,7 +163,7 @@ def test_options_outside_key_reach_no_graph():
     for words in ((), others):
         run = prepared(*words)
         with pytest.raises(Caught) as caught:
-            training_program(run, 0, cache_entry=MemoryCacheEntry())
+            training_program(run, seed_of(run.options), 0, cache_entry=MemoryCacheEntry())
         found.append(caught.value.args)
     assert found[0] == found[1]
     assert found[0][1]  # there are keys: the seed is not in the graph
@@ -171,10 +172,11 @@ def test_options_outside_key_reach_no_graph():
 def test_resume_and_validation_reuse_cached_programs():
     """The key of a shared program has nothing that differs between a run, its continuation and its validation."""
     recorded = [*SMALL, "--num-classes", 10, "--iterations", 9, "--batches-per-step", 3, "--shuffle-block", 2]
+    here = Execution(seed=1)
     for kind, script in (("training", "train"), ("validation", "train"), ("validation", "validation")):
         words = recorded if script == "train" else [word for word in recorded if word not in ("--no-validation",)]
-        other = prepare(cli.parse([*map(str, words)], script, environ={}).options, {}, training=script == "train")
-        assert program_cache.cache_entry(prepared(), kind).path == program_cache.cache_entry(other, kind).path, (
+        other = prepare(cli.parse([*map(str, words)], script, environ={}).options, {}, training=script == "train").run
+        assert program_cache.cache_entry(prepared(), here, kind).path == program_cache.cache_entry(other, here, kind).path, (
             kind,
             script,
         )

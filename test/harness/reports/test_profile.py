@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from commands import assert_same_bits, rows, succeed, variables
+from commands import assert_same_bits, rows, succeed, training_program, variables
 from figures import SVG
 from gpipe import all_forwards_first
 
@@ -22,7 +22,6 @@ from cnn_harness.base import plugins
 from cnn_harness.emulator.plan import schedules, timings
 from cnn_harness.emulator.plan.plan import ExecutionPlan
 from cnn_harness.emulator.program.training_program import Profile
-from cnn_harness.harness.programs.build import training_program
 from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 
@@ -34,7 +33,7 @@ STAGED = f"{RESNET} --shards 4 --pipeline --pipeline-splits b1/0/relu b2/0/relu 
 def profiled(words: str, operations: bool = False, **device: str) -> tuple[ExecutionPlan, Profile]:
     """Return a recorded update; a first one warms up."""
     options = cli.parse(words.split(), "train", environ={}).options
-    prepared = prepare(replace(options, device=replace(options.device, **device)), {})
+    prepared = prepare(replace(options, device=replace(options.device, **device)), {}).run
     built = training_program(prepared, 0, recording=True)
     built.step([0.05])
     found = built.profile(0.05, operations)

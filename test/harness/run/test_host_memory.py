@@ -52,7 +52,7 @@ MEASURED = {
 
 def prepared(words: str, script: str = "train"):
     parsed = answers.parse(Call.of_words(words.split(), script))
-    return prepare(parsed.options, {}, training=script == "train")
+    return prepare(parsed.options, {}, training=script == "train").run
 
 
 def with_limits(monkeypatch, *limits: Limit) -> None:

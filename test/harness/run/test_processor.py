@@ -9,7 +9,8 @@ from cnn_harness.base.errors import OptionError
 from cnn_harness.emulator.native import library
 from cnn_harness.emulator.plan.machine import Machine
 from cnn_harness.harness.run import cli, processor
-from cnn_harness.harness.run.resolve import prepare
+from cnn_harness.harness.run.cluster import Execution
+from cnn_harness.harness.run.resolve import Prepared, prepare
 from cnn_harness.harness.run.run import Run
 
 PLAIN, AMX, ARM = (
@@ -21,9 +22,14 @@ DENSE = "--dataset imagenet --generated-data --model resnet --model-size 50"  # 
 SPARSE = "--dataset imagenet --generated-data --model efficientnet --model-size B0"
 
 
-def prepared(words: str, here: bool = True, recorded: dict[str, object] | None = None) -> Run:
+def checked(words: str, here: bool = True, recorded: dict[str, object] | None = None) -> Prepared:
     """Return the run of these options of train.py; `recorded` has the options of an earlier run."""
     return prepare(cli.parse(words.split(), "train", recorded, environ={}).options, {}, here=here)
+
+
+def prepared(words: str, here: bool = True, recorded: dict[str, object] | None = None) -> Run:
+    """Return only the run."""
+    return checked(words, here, recorded).run
 
 
 def on(monkeypatch: pytest.MonkeyPatch, features: str) -> None:
@@ -44,11 +50,11 @@ def on(monkeypatch: pytest.MonkeyPatch, features: str) -> None:
 )
 def test_auto_takes_fastest_and_says_why(features, words, taken, monkeypatch):
     on(monkeypatch, features)
-    found = prepared(f"{words} --precision auto")
+    found, _, notes = checked(f"{words} --precision auto")
     assert found.plan.precision.name == found.options.device.precision == taken
     assert found.name == prepared(f"{words} --precision {taken}").name
     assert found.plan.precision.native_arithmetic == (taken == "bf16.32")
-    assert sum(note.startswith(f"--precision auto takes {taken}: ") for note in found.notes) == 1
+    assert sum(note.startswith(f"--precision auto takes {taken}: ") for note in notes) == 1
 
 
 def test_auto_stays_in_fp32_on_gpu(monkeypatch):
@@ -71,10 +77,10 @@ def test_auto_stays_in_fp32_on_gpu(monkeypatch):
 )
 def test_bf16_uses_units_of_processor_by_default(features, words, native, monkeypatch):
     on(monkeypatch, features)
-    found = prepared(f"{DENSE} --precision {words}")
+    found, _, notes = checked(f"{DENSE} --precision {words}")
     assert found.options.device.native_arithmetic is found.plan.options.native_arithmetic is native
     assert found.plan.precision.native_arithmetic is bool(native)
-    said = [*found.notes, *found.summary().splitlines()]
+    said = [*notes, *found.summary(Execution(seed=0)).splitlines()]
     assert any("BF16 units" in line for line in said) == (native is True or features == PLAIN)
     assert any(line.startswith("warning: --native-arithmetic") for line in said) == (native is True and features == PLAIN)
 

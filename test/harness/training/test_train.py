@@ -153,12 +153,12 @@ def test_tensorboard_shows_images_of_stream(unbroken, tmp_path):
     events = [event for event in tf.train.summary_iterator(str(path)) if event.HasField("summary")]
     shown = {v.tag: v.image for event in events for v in event.summary.value if v.HasField("image")}
     assert len(shown) == 5 and all(re.fullmatch(r"first images/\d{3} \w+", tag) for tag in shown)
-    run = prepare(cli.parse([*map(str, UNBROKEN)], "train", environ=os.environ).options, os.environ)
+    run = prepare(cli.parse([*map(str, UNBROKEN)], "train", environ=os.environ).options, os.environ).run
     with tf.Graph().as_default(), tf.Session() as session:
         files = [image.encoded_image_string for _, image in sorted(shown.items())]
         drawn = session.run([tf.io.decode_png(file) for file in files])
-        element = tf.data.make_one_shot_iterator(run.data_source.train(run.training_request(0))).get_next()
-        seen = session.run(run.data_source.on_device(element["image"], run.training_request(0), element.get("moments")))
+        element = tf.data.make_one_shot_iterator(run.data_source.train(run.training_request(0, 3))).get_next()
+        seen = session.run(run.data_source.on_device(element["image"], run.training_request(0, 3), element.get("moments")))
     for network_input, image in zip(seen, drawn):
         stretched = 255 * (network_input - network_input.min()) / (network_input.max() - network_input.min())
         assert image.shape == (32, 32, 3) and np.abs(image - stretched).max() <= 1
