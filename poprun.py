@@ -72,7 +72,7 @@ def _run(args: argparse.Namespace, topology: launch.Topology, mpirun: str | None
             ending = launch.run_directly(topology, args.program, args.only_output_from_instance)
         else:
             ending = launch.run_mpirun(launch.mpi_command(mpirun, topology, args, os.environ))
-        if ending.code in (0, _WRONG_INPUT) or ending.by_signal:
+        if ending.code in (0, _WRONG_INPUT) or ending.stopped:
             break
         wait = _FIRST_WAIT if time.monotonic() - began > _LONGEST_WAIT else wait
         if restart <= args.max_restarts:

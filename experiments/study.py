@@ -9,22 +9,19 @@ import argparse
 import csv
 import math
 import os
-import queue
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 
 from cnn_harness.base.errors import OptionError
 from cnn_harness.base.plugins import ROOT
-from cnn_harness.base.process import command_line
+from cnn_harness.base.process import command_line, jobs
+from cnn_harness.base.process.signals import Signals
 from cnn_harness.base.storage import locks
 from cnn_harness.harness.checkpoints import find
 from cnn_harness.harness.distributed.folders import FolderError
@@ -32,8 +29,7 @@ from cnn_harness.harness.reports import chart
 from cnn_harness.harness.reports.chart import Box, Dot, Rows
 
 COLOURS = (chart.PURPLE, chart.BLUE, chart.GREEN, chart.SAND, chart.ORANGE)
-RUNNING: dict[int, subprocess.Popen[str]] = {}  # running commands by process ID
-ENDING = threading.Event()  # set after a signal: no further command may start
+RUNNING = jobs.Children()
 
 
 class Failed(Exception):
@@ -72,15 +68,14 @@ def run(
     name: str,
     folder: Path,
     words: Sequence[str],
-    jobs: Sequence[Job],
+    trainings: Sequence[Job],
     table: Callable[[Sequence[Result]], str],
     draw: Callable[[Sequence[Result]], str],
 ) -> int:
-    """Run all jobs of a study, then write its table and its chart into a folder. `words` are the options of every
+    """Run all trainings of a study, then write its table and its chart into a folder. `words` are the options of every
     training."""
-    end_by_signals()
     check_unchanged(folder, words)
-    results = run_all(jobs, sorted(os.sched_getaffinity(0)))
+    results = run_all(trainings)
     text, drawing = table(results), folder / f"{name}.svg"
     (folder / f"{name}.md").write_text(text + "\n", encoding="utf-8")
     drawing.write_text(draw(results), encoding="utf-8")
@@ -120,37 +115,17 @@ def train(core: int, folder: Path, words: Sequence[object], always: Sequence[str
 
 def call(core: int, script: str, *words: object) -> None:
     """Run a command on one core. Raise Failed if its exit code is not 0."""
-    if ENDING.is_set():
-        raise Failed("stopped")
     command = [sys.executable, str(ROOT / script), *map(str, words)]
-    process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    process = RUNNING.start(
+        script, command, os.environ, {core}, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
-    RUNNING[process.pid] = process
-    os.sched_setaffinity(process.pid, {core})  # Python is still starting, so TensorFlow has no threads yet
+    if process is None:
+        raise Failed("stopped")
     _, output = process.communicate()
-    del RUNNING[process.pid]
     if process.returncode:
         lines = output.strip().splitlines() or [""]
         error = [line for line in lines if f"{script}: error: " in line] or lines
         raise Failed(f"{error[-1]} (exit code {process.returncode} of {' '.join(command[1:])})")
-
-
-def end_by_signals() -> None:
-    """After a signal, let the trainings save a checkpoint and end, then exit."""
-
-    def stop(number: int, frame: object) -> None:
-        ENDING.set()
-        for process in list(RUNNING.values()):
-            process.terminate()
-        for process in list(RUNNING.values()):
-            process.wait()
-        stopped = f"{Path(sys.argv[0]).name}: stopped by {signal.Signals(number).name}"
-        print(f"{stopped}; repeat the call to resume", file=sys.stderr, flush=True)
-        os._exit(128 + number)
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, stop)
 
 
 def check_unchanged(folder: Path, words: Sequence[str]) -> None:
@@ -163,30 +138,28 @@ def check_unchanged(folder: Path, words: Sequence[str]) -> None:
         raise OptionError(f"{folder} has runs with other options after --: '{before}', not '{given}'; give another --output")
 
 
-def run_all(jobs: Sequence[Job], cores: Sequence[int]) -> list[Result]:
-    """Run every job, one at a time on each core, and return all results. After a failure, start no further job."""
-    free: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for core in cores:
-        free.put(core)
+def run_all(trainings: Sequence[Job]) -> list[Result]:
+    """Run all trainings, one at a time on each core; return their results.
 
-    def work(job: Job) -> list[Result]:
-        core, results = free.get(), []
+    After a failure or a signal, let the running trainings save and end, then raise the error or StopRequest.
+    """
+
+    def work(k: int, cores: Sequence[int]) -> tuple[int, list[Result]]:
+        results = []
+        for result in trainings[k](cores[0]):
+            results.append(result)
+            print(result, flush=True)
+        return k, results
+
+    shares = [[core] for core in sorted(os.sched_getaffinity(0))]
+    with Signals() as signals:
         try:
-            for result in job(core):
-                results.append(result)
-                print(result, flush=True)
-        finally:
-            free.put(core)
-        return results
-
-    with ThreadPoolExecutor(len(cores)) as pool:
-        futures = [pool.submit(work, job) for job in jobs]
-        done, waiting = wait(futures, return_when=FIRST_EXCEPTION)
-        for future in waiting:
-            future.cancel()
-        for future in done:
-            future.result()
-    return [result for future in futures for result in future.result()]
+            with signals.deferred(RUNNING.stop, "saving; repeat the call to resume"):
+                done = dict(RUNNING.run_on_cores(work, range(len(trainings)), shares))
+        except Failed:
+            signals.raise_if_received()
+            raise
+    return [result for k in range(len(trainings)) for result in done[k]]
 
 
 # --- Results -----------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import os
 import sys
 from pathlib import Path
 
-from cnn_harness.harness.distributed import launch
+from cnn_harness.base.process import jobs
 from cnn_harness.harness.reports.profile import FOLDER_VARIABLE, STEM
 
 
@@ -38,7 +38,9 @@ def main(argv: list[str] | None = None) -> int:
     before = _state(written)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        code = launch.run(command, {**os.environ, FOLDER_VARIABLE: str(folder)}).code
+        with jobs.Children() as child, jobs.forwarding(child):
+            child.start(command[0], command, {**os.environ, FOLDER_VARIABLE: str(folder)})
+            code = child.wait(0).code
     except OSError as error:
         print(f"gc-profile: error: {error.strerror}: {error.filename}", file=sys.stderr)
         return 2

@@ -34,6 +34,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -44,12 +45,11 @@ from typing import Any
 from cnn_harness.base import keys, plugins
 from cnn_harness.base.errors import DataError, OptionError, parts
 from cnn_harness.base.fields import decimal_number, short, whole_number
-from cnn_harness.base.process import command_line, orphans
+from cnn_harness.base.process import command_line, jobs
 from cnn_harness.base.process.signals import Signals, StopRequest
 from cnn_harness.base.storage import files, locks, tables
 from cnn_harness.emulator.plan.plan import PlanError
 from cnn_harness.harness.commands import answers, hints
-from cnn_harness.harness.distributed import launch
 from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.options.configs import ConfigFile, Entry
 from cnn_harness.harness.options.sections import flag
@@ -67,7 +67,7 @@ METRICS = {  # name: (table, column, factor that makes lower values better)
 }
 ALIASES = {"accuracy": "validation-accuracy", "loss": "validation-loss"}
 COMPLETE, FAILED, STOPPED, WAITING = "complete", "failed", "stopped", "waiting"
-_EVERY = 0.2  # seconds between polls of the processes
+_EVERY = 0.2  # seconds between checks whether a trial is still running
 _LONGEST_NAME = 120  # characters in the name of a trial's directory
 
 
@@ -313,63 +313,39 @@ class Sweep:
         """Prepare a sweep. `metric` is a key of METRICS, `target` the path of the table."""
         self.trials, self.metric, self.target = trials, metric, target
         self.results = {trial.name: Result() for trial in trials}
-        self._running: dict[subprocess.Popen, tuple[Trial, list[int]]] = {}
-        self._stopped: set[subprocess.Popen] = set()
+        self._children = jobs.Children()
+        self._writing = threading.Lock()  # for the table
 
-    def run(self, jobs: int) -> None:
-        """Train all trials. After a signal, let running trials save a checkpoint and end, then raise StopRequest."""
+    def run(self, count: int) -> None:
+        """Train all trials, `count` at a time. After a signal, let running trials save and end, then raise StopRequest."""
         (self.target.parent / "output").mkdir(exist_ok=True)
-        cores, waiting = sorted(os.sched_getaffinity(0)), list(self.trials)
-        free = [cores[k::jobs] for k in range(jobs)]
-        with Signals() as signals, signals.deferred(self._stop):
-            try:
-                while self._running or (waiting and signals.received is None):
-                    if signals.received is not None:
-                        self._stop()
-                    elif free:  # a trial may still be running if its sweep was killed; its directory is locked
-                        ready = next((trial for trial in waiting if not locks.is_locked(trial.folder)), None)
-                        if ready:
-                            waiting.remove(ready)
-                            self._start(ready, free.pop())
-                    free += self._collect(signals.received is not None)
-                    time.sleep(_EVERY)
-            finally:
-                self._stop()
-                for process in self._running:
-                    process.wait()
+        cores = sorted(os.sched_getaffinity(0))
+        with Signals() as signals, signals.deferred(self._children.stop), self._children:
+            for _ in self._children.run_on_cores(self._train, self.trials, [cores[k::count] for k in range(count)]):
+                pass
 
-    def _start(self, trial: Trial, cores: list[int]) -> None:
-        self._print(trial, "starts")
+    def _train(self, trial: Trial, cores: Sequence[int]) -> None:
+        """Train a trial, and record its result."""
+        while locks.is_locked(trial.folder) and not self._children.sent:  # it still runs if its sweep was killed
+            time.sleep(_EVERY)
         words = [*trial.words, *[f"--seed={SEED}"] * ("seed" not in trial.call)]
         with files.append(trial.output) as output:
             output.truncate(0)
-            process = subprocess.Popen(
-                [sys.executable, str(plugins.ROOT / "train.py"), *words], stdin=subprocess.DEVNULL,
-                stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-                preexec_fn=launch.ending_with_this_process(), env={**os.environ, orphans.MARK: "1"},
+            process = self._children.start(
+                trial.name, [sys.executable, str(plugins.ROOT / "train.py"), *words], os.environ, cores,
+                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
             )  # fmt: skip
-        with suppress(ProcessLookupError):  # the process has already ended
-            os.sched_setaffinity(process.pid, cores)
-        self._running[process] = (trial, cores)
-
-    def _stop(self) -> None:
-        for process in self._running.keys() - self._stopped:  # a second signal would prevent saving
-            self._stopped.add(process)
-            process.send_signal(signal.SIGTERM)
-
-    def _collect(self, stopping: bool) -> list[list[int]]:
-        """Record the results of the trials that have ended; return the cores that are now free."""
-        freed = []
-        for process in [process for process in self._running if process.poll() is not None]:
-            trial, cores = self._running.pop(process)
-            freed.append(cores)
-            code = process.returncode
-            state = COMPLETE if code == 0 else STOPPED if stopping and (code < 0 or code > 128) else FAILED
-            result = self.results[trial.name] = self._read(trial, state)
-            result.reason = _reason(trial.output, code) if state == FAILED else ""
-            self._print(trial, f"{state}{': ' * bool(result.reason)}{result.reason}  {self._measure(result)}")
+        if process is None:
+            return
+        self._print(trial, "starts")
+        code = process.wait()
+        state = COMPLETE if code == 0 else STOPPED if self._children.sent and (code < 0 or code > 128) else FAILED
+        result = self._read(trial, state)
+        result.reason = _reason(trial.output, code) if state == FAILED else ""
+        self._print(trial, f"{state}{': ' * bool(result.reason)}{result.reason}  {self._measure(result)}")
+        with self._writing:
+            self.results[trial.name] = result
             files.write_atomically(self.target, self._csv())
-        return freed
 
     def _read(self, trial: Trial, state: str) -> Result:
         table, column, sign = METRICS[self.metric]

@@ -1,7 +1,7 @@
 """Stop a process after its launcher has ended: first by SIGUSR1, a minute later by force.
 
 A killed launcher cannot stop the processes that it started. Each process therefore watches its parent, which is poprun,
-mpirun, mpirun's daemon on another host, or `cnn sweep`.
+mpirun, mpirun's daemon on another host, `cnn sweep`, or a study.
 """
 
 from __future__ import annotations

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
-import math
 import os
 import re
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, NamedTuple
 
 from cnn_harness.base.errors import OptionError
-from cnn_harness.base.process import commands, orphans
+from cnn_harness.base.process import commands, jobs, orphans
 from cnn_harness.base.process.signals import URGENT
 from cnn_harness.harness.distributed import job_token
 from cnn_harness.harness.run import membership
@@ -37,18 +32,20 @@ _PASSED = (
     "TF_CPP_MIN_LOG_LEVEL", "TF_CPP_VMODULE", "CUDA_VISIBLE_DEVICES", "GCL_REAL_COLLECTIVES", "GCL_NUM_IO_TILES",
     job_token.VARIABLE,
 )  # fmt: skip
-_ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-_PR_SET_PDEATHSIG = 1
 _GRACE = 5.0  # After a failure, the other instances have this many seconds to end, and as many again after SIGTERM.
 # If an instance of these programs is lost, its other instances save and end by themselves.
 _WATCHING = ("train", "restore", "validation")
 # After a failure, OpenMPI 4 kills the other instances within a second, before they can save. Make it wait longer.
 _KILL_LATE = {"OMPI_MCA_odls_base_sigkill_timeout": f"{_GRACE:.0f}"}
-# OpenMPI 5 has no such timeout, so tell it not to kill the other instances. Then mpirun returns 0 even if a signal killed an
-# instance, so _REPORT finds that failure in mpirun's error output.
-_KILL_NONE = {"PRTE_MCA_state_base_recoverable": "1", "PRTE_MCA_errmgr_base_verbose": "1"}
-_REPORT = re.compile(rb"\[[\w.:-]+\] \[prterun-[^]\r\n]+\] errmgr:\w+: for proc \[[^]\r\n]*,(\d+)\] state ([^\n]*)\n")
-# mpirun of OpenMPI 5 prints this message if it lost a host, and returns 0.
+# OpenMPI 5 has no such timeout, so tell it not to kill the other instances.
+_KILL_NONE = {"PRTE_MCA_state_base_recoverable": "1"}
+# mpirun of OpenMPI 5 returns 0 if it has lost a host, or if signals have killed all instances and _KILL_NONE is set. It
+# waits for minutes if a network is down. Therefore it must report failures, and its error output is read. Job 0 has
+# mpirun's own daemons, which it also reports at a normal end.
+_REPORTING = {"PRTE_MCA_errmgr_base_verbose": "1"}
+_REPORT = re.compile(
+    rb"\[[^]\r\n]+\] \[[^]\r\n]+\] errmgr:\w+: for proc \[[^]\r\n]*@(?P<job>\d+),(?P<instance>\d+)\] state [^\n]*\n"
+)
 _LOST_HOST = b"has lost communication with a remote daemon"
 # These variables of OpenMPI 4 and 5 set the directory for mpirun's temporary files. Each call gets a separate directory,
 # because a killed mpirun leaves files that break a later mpirun with the same process id.
@@ -105,14 +102,6 @@ class Topology:
         return "\n".join(lines)
 
 
-class Ending(NamedTuple):
-    """The exit code of the instances, or of a command, and the reason for it."""
-
-    code: int  # The first exit code other than 0, or 128 + n if signal n ended a process.
-    by_signal: bool = False  # True if this process received a signal.
-    reason: str = ""  # The process that failed first, and how it failed.
-
-
 def layout(replicas: int, instances: int, ipus_per_replica: int, hosts: Sequence[str], first_port: int | None) -> Topology:
     """Return a topology in which each host runs consecutive instances, and no host runs two more than another.
 
@@ -164,13 +153,13 @@ def mpi_command(mpirun: str, topology: Topology, args: argparse.Namespace, envir
     return command
 
 
-def run_mpirun(command: Sequence[str]) -> Ending:
+def run_mpirun(command: Sequence[str]) -> jobs.Ending:
     """Run an mpirun command until it ends, and forward signals to the instances."""
-    settings = {**_KILL_LATE, **(_KILL_NONE if _watch_each_other(command) else {})}
-    with tempfile.TemporaryDirectory(prefix=".poprun-mpirun-") as session:
+    settings = {**_KILL_LATE, **_REPORTING, **(_KILL_NONE if _watch_each_other(command) else {})}
+    with tempfile.TemporaryDirectory(prefix=".poprun-mpirun-") as session, _Mpirun() as mpirun, jobs.forwarding(mpirun):
         if not any("tmpdir_base" in word for word in (*command, *os.environ)):
             settings |= dict.fromkeys(_SESSION_BASES, session)
-        return run(command, {**settings, **os.environ}, through_mpirun=True)
+        return mpirun.run(command, {**settings, **os.environ})
 
 
 def _watch_each_other(command: Sequence[str]) -> bool:
@@ -180,144 +169,48 @@ def _watch_each_other(command: Sequence[str]) -> bool:
     return any(f"{module}.py" in names for module in _WATCHING) or any(each and each.module in _WATCHING for each in called)
 
 
-def run(command: Sequence[str], environ: Mapping[str, str], through_mpirun: bool = False) -> Ending:
-    """Run a command until it ends, and forward signals to it. If the command is mpirun, forward signals to its instances."""
-    with _Children(through_mpirun) as children:
-        children.start(command, environ, Path(command[0]).name)
-        return children.wait()
-
-
-def run_directly(topology: Topology, program: Sequence[str], only_output_from: int | None = None) -> Ending:
+def run_directly(topology: Topology, program: Sequence[str], only_output_from: int | None = None) -> jobs.Ending:
     """Run all instances on this host, without MPI. If an instance fails, end the other instances."""
-    with _Children() as children:
+    with jobs.Children() as children, jobs.forwarding(children):
         for k in range(topology.instances):
-            variables = {**os.environ, **topology.variables(k, only_output_from), orphans.MARK: "1"}
             hidden = subprocess.DEVNULL if only_output_from not in (None, k) else None
-            children.start(program, variables, f"instance {k}", hidden)
-        return children.wait()
+            variables = {**os.environ, **topology.variables(k, only_output_from)}
+            children.start(f"instance {k}", program, variables, stdout=hidden)
+        return children.wait(_GRACE)
 
 
-class _Children:
-    """Child processes, used in a `with` statement.
+class _Mpirun(jobs.Children):
+    """An mpirun process, which starts the instances."""
 
-    Signals that would end this process are forwarded to the child processes. If this process is killed, the kernel sends a
-    signal to every child. Every child has a separate session. Otherwise a terminal would send Ctrl-C to the children, which
-    receive it from this process already.
-    """
+    def run(self, command: Sequence[str], environ: Mapping[str, str]) -> jobs.Ending:
+        """Run the command until it ends."""
+        mpirun = self.start(Path(command[0]).name, command, environ, stderr=subprocess.PIPE)
+        relay = threading.Thread(target=self._relay_errors, args=(mpirun.stderr if mpirun else (),), daemon=True)
+        relay.start()
+        self.wait(orphans.GRACE)
+        relay.join(_GRACE)  # The timeout is needed because a process that outlives mpirun may keep the pipe open.
+        ending = self.wait(0)  # with what the relay has read since
+        # mpirun's exit code after a signal differs between versions.
+        return ending._replace(code=128 + self.sent[0]) if ending.code and ending.stopped else ending
 
-    def __init__(self, through_mpirun: bool = False) -> None:
-        self._started: dict[str, subprocess.Popen] = {}  # The child processes by name.
-        self._failure: tuple[int, str] | None = None  # The exit code and the reason of the first failure.
-        self._received: list[int] = []  # The signals that this process received.
-        self._through_mpirun = through_mpirun
-        self._relay: threading.Thread | None = None
-        self._reported = False  # True after mpirun has reported a failed instance. mpirun may still wait for a lost host.
-        self._lost = ""  # A sentence about the instance or host that mpirun reported as lost.
-
-    def __enter__(self) -> _Children:
-        # Signals that are ignored stay ignored, such as SIGHUP under nohup.
-        ending = [number for number in _ENDING if signal.getsignal(number) != signal.SIG_IGN]
-        self._earlier = {number: signal.signal(number, self._forward) for number in ending}
-        self._wakeup = signal.set_wakeup_fd(-1)  # Otherwise the reader of this pipe ends this process at the second Ctrl-C.
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        signal.set_wakeup_fd(self._wakeup)
-        for number, handler in self._earlier.items():
-            signal.signal(number, handler)
-
-    def start(self, command: Sequence[str], environ: Mapping[str, str], name: str, stdout: int | None = None) -> None:
-        """Start a child process, unless this process has received a signal."""
-        if self._received:
-            return
-        child = self._started[name] = subprocess.Popen(
-            command, env=environ, stdout=stdout, stderr=subprocess.PIPE if self._through_mpirun else None,
-            start_new_session=True, preexec_fn=ending_with_this_process(),
-        )  # fmt: skip
-        if self._through_mpirun:
-            self._relay = threading.Thread(target=self._relay_errors, args=(child.stderr,), daemon=True)
-            self._relay.start()
-        for number in self._received:  # Forward the signals that arrived while the child was starting.
-            child.send_signal(self._translated(number))
-
-    def wait(self) -> Ending:
-        """Wait until all child processes have ended. If one fails, end the other ones after a few seconds."""
-        deadline, escalation = math.inf, [signal.SIGTERM, signal.SIGKILL]
-        while self._running():
-            # After a forwarded signal, the children may be saving, so skip SIGTERM.
-            if self._received and len(escalation) > 1:
-                deadline, escalation = math.inf, escalation[1:]
-            if (self._failure or self._reported) and deadline == math.inf:
-                deadline = time.monotonic() + (orphans.GRACE if self._received or self._reported else _GRACE)
-            if time.monotonic() > deadline and escalation:
-                self._send(escalation.pop(0))
-                deadline = time.monotonic() + _GRACE
-            time.sleep(0.05)
-        if self._relay:
-            self._relay.join(_GRACE)  # The timeout is needed because a process that outlives mpirun may keep the pipe open.
-        code, reason = self._failure or (0, "")
-        code, reason = code or int(bool(self._lost)), self._lost or reason
-        # mpirun's exit code after a signal differs between versions, so it is replaced by the signal's exit code.
-        if self._received and (not self._started or (code and self._through_mpirun)):
-            return Ending(128 + self._received[0], True, reason)
-        return Ending(code if code >= 0 else 128 - code, bool(self._received), reason)
-
-    def _running(self) -> bool:
-        """Return whether a child process is still running. Store the first failure."""
-        running = False
-        for name, child in self._started.items():
-            code = child.poll()
-            running |= code is None
-            if code and not self._failure:
-                how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-                self._failure = (code, f"{name} {how}")
-        return running
-
-    def _relay_errors(self, errors: IO[bytes]) -> None:
-        """Print mpirun's standard error line by line, without the reports on failed instances, which are evaluated here."""
-        for line in errors:
-            report = _REPORT.search(line)
-            self._reported |= report is not None
-            if report and b"BY SIGNAL" in report[2]:
-                self._lost = self._lost or f"instance {int(report[1])} was killed by a signal"
-            if _LOST_HOST in line:
-                self._lost = "mpirun lost a host"
-            with suppress(OSError):  # The terminal may be closed.
-                os.write(2, _REPORT.sub(b"", line))
-
-    def _forward(self, number: int, frame: object) -> None:
-        self._received.append(number)
-        self._send(self._translated(number))
-
-    def _send(self, number: int) -> None:
-        for child in self._started.values():
-            if child.poll() is None:
-                child.send_signal(number)
-
-    def _translated(self, number: int) -> int:
-        """Return the signal to send to the children if this process received the signal `number`.
+    def translated(self, number: int) -> int:
+        """Return the signal to forward.
 
         mpirun kills its instances a quarter of a second after most signals, before they can save. Only SIGUSR1 and SIGUSR2
         are forwarded unchanged.
         """
-        again = sum(earlier in URGENT for earlier in self._received) > 1
-        if not self._through_mpirun or number in (signal.SIGUSR1, signal.SIGUSR2):
+        if number in (signal.SIGUSR1, signal.SIGUSR2):
             return number
+        again = sum(earlier in URGENT for earlier in self.sent) > 1
         return signal.SIGTERM if again or number == signal.SIGQUIT else signal.SIGUSR1
 
-
-def ending_with_this_process() -> Callable[[], None] | None:
-    """Return a function to call in a child process before its program starts, or None if this system is not Linux.
-
-    After the call, the kernel sends SIGUSR1 to the child when this process ends, once for each thread of this process.
-    """
-    if not sys.platform.startswith("linux"):
-        return None
-    prctl, this = ctypes.CDLL(None).prctl, os.getpid()
-
-    def begin() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1)
-        if os.getppid() != this:
-            os.kill(os.getpid(), signal.SIGUSR1)
-
-    return begin
+    def _relay_errors(self, errors: Iterable[bytes]) -> None:
+        """Print mpirun's standard error without its reports, and store the first failure that it reports."""
+        for line in errors:
+            report = _REPORT.search(line)
+            if _LOST_HOST in line:
+                self.reason = self.reason or "mpirun lost a host"
+            elif report and report["job"] != b"0":
+                self.reason = self.reason or f"instance {int(report['instance'])} failed"
+            with suppress(OSError):  # The terminal may be closed.
+                os.write(2, _REPORT.sub(b"", line))

@@ -234,3 +234,36 @@ def test_lost_instance_ends_unwatched_programs(script, tmp_path):
     code = started(*TWO, sys.executable, tmp_path / script, tmp_path).returncode
     assert code == (1 if script == "train.py" else 128 + signal.SIGKILL)
     assert (tmp_path / "saved").exists() == (script == "train.py")
+
+
+@needs_mpi
+def test_all_instances_killed_is_a_failure(tmp_path):
+    """mpirun itself returns 0, because poprun forbids it to end the other instances."""
+    (tmp_path / "train.py").write_text("import os; os.kill(os.getpid(), 9)")
+    result = started(*TWO, sys.executable, tmp_path / "train.py")
+    assert result.returncode == 1 and "poprun: instance " in result.stderr, result.stderr
+
+
+# instance 1 kills mpirun's daemon on its host and itself, and instance 0 continues
+LOST_HOST = """
+import os, pathlib, signal, sys, time
+if os.environ["POPDIST_REPLICA_INDEX_OFFSET"] == "1":
+    time.sleep(1)
+    os.kill(os.getppid(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(5)
+"""
+SSH = '#!/bin/sh\nshift\nexec sh -c "$*"\n'
+
+
+@needs_mpi
+@pytest.mark.parametrize("script", ["train.py", "other.py"])
+def test_lost_host_is_a_failure(script, tmp_path, monkeypatch):
+    """mpirun itself returns 0."""
+    (tmp_path / script).write_text(LOST_HOST)
+    (tmp_path / "ssh").write_text(SSH)
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PRTE_MCA_plm_ssh_agent", str(tmp_path / "ssh"))
+    result = started("--host", "localhost,elsewhere", *TWO, sys.executable, tmp_path / script)
+    assert result.returncode == 1 and "poprun: mpirun lost a host" in result.stderr, result.stderr
+    assert "errmgr" not in result.stderr
