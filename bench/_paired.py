@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,16 +24,6 @@ from cnn_harness.emulator.native import library
 
 ROOT = Path(__file__).resolve().parent.parent
 _SPINNING = 0.5  # pause between rounds in seconds, because OpenMP threads spin for 0.2 s before they sleep
-
-
-@dataclass(frozen=True)
-class Measured:
-    """The measurements of one way to train."""
-
-    speeds: tuple[float, ...]  # images per second in each round.
-    peak: float  # peak memory of the process in MB.
-    built: float  # seconds until the program was ready
-    alive: float = 0.0  # peak MB of live tensors in one weight update; 0 if not measured
 
 
 def ours(words: Sequence[str], updates: int = 1, inference: bool = False) -> list[str]:
@@ -50,26 +39,14 @@ class Worker:
     def __init__(self, command: Sequence[str], environ: Mapping[str, str] | None = None) -> None:
         """Start the process with these additional environment variables."""
         environ = {**os.environ, **(environ or {}), "TF_CPP_MIN_LOG_LEVEL": "3"}
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=environ,
-            cwd=ROOT,
-        )
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self._process = subprocess.Popen(command, text=True, env=environ, cwd=ROOT, **pipes)
         self._command = command
 
     @cached_property
     def about(self) -> dict[str, Any]:
         """Wait until the worker is ready, and return the values that it then sends, such as its version."""
         return self._answer()
-
-    @property
-    def built(self) -> float:
-        """Return how many seconds it took to build the program."""
-        return self.about["built"]
 
     def round(self) -> float:
         """Wait until the threads of the previous worker sleep, run a round, and return its images per second."""
@@ -155,40 +132,17 @@ def turns(ways: Sequence[Callable[[], float]], rounds: int) -> list[list[float]]
     return found
 
 
-def pair(one: Sequence[str], other: Sequence[str], rounds: int) -> tuple[Measured, Measured]:
-    """Measure two ways to train in `rounds` rounds, after a first round that does not count."""
-    workers = Worker(ours(one)), Worker(ours(other))
-    for worker in workers:
-        worker.round()
-    speeds = turns([worker.round for worker in workers], rounds)
-    first, second = (Measured(tuple(s), w.peak(), w.built) for s, w in zip(speeds, workers))
-    for worker in workers:
-        worker.end()
-    return first, second
-
-
-def alone(words: Sequence[str], rounds: int = 2) -> Measured:
-    """Measure one way to train by itself, including its memory."""
-    worker = Worker(ours(words))
-    speeds = tuple(worker.round() for _ in range(rounds))
-    peak = worker.peak()  # read it first, because recording live tensors takes memory, too
-    alive = worker.alive()
-    worker.end()
-    return Measured(speeds, peak, worker.built, alive)
-
-
 def spread(values: Sequence[float]) -> str:
     """Return the median and the range as text."""
     return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
-def arguments(description: str, rounds: int = 0, words: bool = False, **counts: int) -> argparse.Namespace:
-    """Read the command line of a benchmark and print the machine. `rounds` and `counts` name numeric options and give their
-    defaults."""
+def arguments(description: str, words: bool = False, **counts: int) -> argparse.Namespace:
+    """Read the command line of a benchmark and print the machine. `counts` are numeric options with their defaults."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     if words:
         parser.add_argument("words", nargs="*", help="measure only rows whose name contains all these words")
-    for name, default in ({**({"rounds": rounds} if rounds else {}), **counts}).items():
+    for name, default in counts.items():
         parser.add_argument(f"--{name}", type=command_line.int_between(1), default=default)
     asked = parser.parse_args()
     print(machine(), flush=True)

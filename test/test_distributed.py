@@ -22,7 +22,7 @@ import pytest
 from commands import arguments, assert_same_bits, moved, rows, run, succeed, timeless, variables
 from instances import ROOT, by_tf_config, ended, free_addresses, started, succeeded, tf_config
 
-from bench import links
+from bench import measure
 from cnn_harness.base.errors import OptionError
 from cnn_harness.Datasets.formats.tfrecord import RecordIndex
 from cnn_harness.emulator.plan import number_formats
@@ -516,7 +516,7 @@ def test_common_settings_are_compared(changed, part):
 def test_lost_network_link_ends_both_hosts(tmp_path):
     with ExitStack() as stack:
         try:
-            switch = stack.enter_context(links.switched(2))
+            switch = stack.enter_context(measure.switched(2))
         except (OSError, subprocess.CalledProcessError):
             pytest.skip("network namespaces are not allowed here")
         addresses = [f"{switch.address(k + 1)}:2222" for k in range(2)]
