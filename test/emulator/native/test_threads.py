@@ -18,13 +18,7 @@ import pytest
 from cnn_harness.base import plugins
 from cnn_harness.emulator.native import library
 
-MODULES = (
-    "test_conv_gradient",
-    "test_conv_norm",
-    "test_native",
-    "test_updates",
-    "test_winograd",
-)  # each of them has shared work
+MODULES = ("test_conv_norm", "test_convolution", "test_native", "test_updates")  # each of them has shared work
 
 
 @pytest.mark.slow
