@@ -93,17 +93,10 @@ def torch_resnet(name: str, options: Any) -> str | None:
     """Return our name: layer2.0.conv1.weight becomes all/b2/0/1/conv/conv2d/kernel, layer2.0.downsample.1.bias becomes
     all/b2/0/p/batch_norm/beta."""
     *place, module, kind = name.split(".")
-    if kind == "num_batches_tracked":
-        return None
     if module == "fc":
-        return f"all/fc1/dense/{'kernel' if kind == 'weight' else 'bias'}"
-    if place and place[-1] == "downsample":
-        scope, is_norm = f"b{place[0][-1]}/{place[1]}/p", module == "1"
-    elif place:
-        scope, is_norm = f"b{place[0][-1]}/{place[1]}/{module[-1]}", module.startswith("bn")
-    else:
-        scope, is_norm = "b0", module.startswith("bn")
-    return f"all/{scope}/batch_norm/{NORM[kind]}" if is_norm else f"all/{scope}/conv/conv2d/kernel"
+        return _dense("fc1", kind)
+    scope = f"b{place[0][-1]}/{place[1]}/{'p' if place[-1] == 'downsample' else module[-1]}" if place else "b0"
+    return _torch_variable(f"all/{scope}", {"0": "conv", "1": "bn"}.get(module, module), kind)
 
 
 def underscored_efficientnet(name: str, options: Any) -> str | None:
@@ -138,7 +131,7 @@ def _torch_efficientnet(
     the layer's name in the block."""
     owner, _, kind = name.rpartition(".")
     if owner == classifier:
-        return _dense(kind)
+        return _dense("Top/logits", kind)
     scope, part = (ends[owner], owner) if owner in ends else place(owner)
     return _torch_variable(f"all/{scope}", part, kind)
 
@@ -369,8 +362,8 @@ def _torch_variable(scope: str, module: str, kind: str) -> str | None:
     return f"{scope}/conv/conv2d/{'kernel' if kind == 'weight' else 'bias'}"
 
 
-def _dense(kind: str) -> str:
-    return f"all/Top/logits/dense/{'kernel' if kind == 'weight' else 'bias'}"
+def _dense(scope: str, kind: str) -> str:
+    return f"all/{scope}/dense/{'kernel' if kind == 'weight' else 'bias'}"
 
 
 @lru_cache(maxsize=64)

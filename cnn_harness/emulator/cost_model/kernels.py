@@ -12,9 +12,11 @@ public sources. FP16 has three kinds of kernels:
 from __future__ import annotations
 
 import math
+import operator
 from copy import copy
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 from cnn_harness.emulator.cost_model.constants import Constants
 from cnn_harness.emulator.cost_model.systems import Ipu
@@ -44,8 +46,7 @@ _PROXY = (6, 9, 5, 10)
 _CONV_LAUNCHES, _BACKWARD_LAUNCHES = 4, 5
 
 
-@dataclass(frozen=True)
-class Cycles:
+class Cycles(NamedTuple):
     """The cycles of the slowest tile, by kind of work."""
 
     matrix: float = 0.0
@@ -54,19 +55,15 @@ class Cycles:
     launches: float = 0.0
 
     def __add__(self, other: Cycles) -> Cycles:
-        return Cycles(
-            self.matrix + other.matrix, self.exchange + other.exchange, self.elements + other.elements,
-            self.launches + other.launches,
-        )  # fmt: skip
+        return Cycles(*map(operator.add, self, other))
 
     @property
     def total(self) -> float:
         """The sum of all cycles. Tiles never compute and exchange at the same time."""
-        return self.matrix + self.exchange + self.elements + self.launches
+        return sum(self)
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """The amount of work of the slowest tile, which does not depend on the fitted constants.
 
     `matrix` and `narrow` are the cycles of matrix units and of SLIC and vector kernels at their peak, and `exchange` the
@@ -82,10 +79,7 @@ class Work:
     launches: float = 0.0
 
     def __add__(self, other: Work) -> Work:
-        return Work(
-            self.matrix + other.matrix, self.narrow + other.narrow, self.exchange + other.exchange,
-            self.accessed + other.accessed, self.functions + other.functions, self.launches + other.launches,
-        )  # fmt: skip
+        return Work(*map(operator.add, self, other))
 
     def cycles(self, constants: Constants, proportion: float = DEFAULT_PROPORTION) -> Cycles:
         """Return the cycles with these constants. `proportion` is the fraction of tile memory for temporaries."""

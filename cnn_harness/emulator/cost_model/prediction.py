@@ -109,7 +109,7 @@ class Prediction:
         """Return the seconds that a stage takes for one micro-batch, by kind of work."""
         cell = self.timing.cells[stage, kind]
         scale = cell.seconds / (cell.cycles.total or 1.0)
-        return {name: scale * cycles for name, cycles in asdict(cell.cycles).items()}
+        return {name: scale * cycles for name, cycles in cell.cycles._asdict().items()}
 
 
 def check_tiles(workload: Workload, system: System) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -68,36 +68,36 @@ class Workload:
     @cached_property
     def trained_elements(self) -> tuple[int, ...]:
         """The number of weights in each stage that gradients change."""
-        return tuple(sum(v.elements for v in self.moved(stage)) for stage in range(len(self.plan.stages)))
+        return self._by_stage(lambda v: v.elements)
 
     @cached_property
     def trained_tensors(self) -> tuple[int, ...]:
         """The number of tensors in each stage that gradients change."""
-        return tuple(sum(1 for _ in self.moved(stage)) for stage in range(len(self.plan.stages)))
+        return self._by_stage(lambda v: 1)
 
     @cached_property
     def normed_tensors(self) -> tuple[int, ...]:
         """The number of tensors in each stage whose updates need norms."""
-        return tuple(sum(v.name in self.normed for v in self.moved(stage)) for stage in range(len(self.plan.stages)))
+        return self._by_stage(lambda v: v.name in self.normed)
 
     @cached_property
     def proxies(self) -> tuple[int, ...]:
         """The number of proxy norms in each stage."""
-        return tuple(sum(v.proxy is not None for v in self.moved(stage)) for stage in range(len(self.plan.stages)))
+        return self._by_stage(lambda v: v.proxy is not None)
 
     @cached_property
     def slot_bytes(self) -> tuple[int, ...]:
         """The bytes of each stage's optimiser slots, including FP32 copies of narrow weights."""
-        precision = self.plan.precision
-        return tuple(
-            sum(precision.bytes_of_slots(v, self.slots) for v in self.moved(stage)) for stage in range(len(self.plan.stages))
-        )
+        return self._by_stage(lambda v: self.plan.precision.bytes_of_slots(v, self.slots))
 
     @cached_property
     def master_bytes(self) -> tuple[int, ...]:
         """The bytes of each stage's trained weights, without their FP32 copies."""
-        stored = self.plan.precision.stored_format
-        return tuple(sum(stored(v).bytes * v.elements for v in self.moved(stage)) for stage in range(len(self.plan.stages)))
+        return self._by_stage(lambda v: self.plan.precision.stored_format(v).bytes * v.elements)
+
+    def _by_stage(self, amount: Callable[[Variable], int]) -> tuple[int, ...]:
+        """Return the sum of amounts of the variables of each stage that gradients change."""
+        return tuple(sum(map(amount, self.moved(stage))) for stage in range(len(self.plan.stages)))
 
     def of_fullest_ipu(self, by_stage: Sequence[int]) -> int:
         """Return the largest amount on one IPU if `by_stage` has the amount of each stage."""

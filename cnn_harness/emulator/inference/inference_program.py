@@ -19,7 +19,7 @@ from cnn_harness.emulator.network.network import Network
 from cnn_harness.emulator.plan.precision import SINGLE, Precision
 from cnn_harness.emulator.program.optimised_graph import CacheEntry
 from cnn_harness.emulator.program.runtime import NextFeatures, Program, ProgramGraph, Stream, named_faults, operation_events
-from cnn_harness.emulator.program.variables import ProgramVariables, VariableHandles
+from cnn_harness.emulator.program.variables import ProgramVariables
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,7 @@ def _write(inference: InferenceSpec, seed: Seed, next_features: NextFeatures) ->
         "stop": [stop.assign(True, read_value=False)],
         "initialise": [tf.global_variables_initializer()],
     }
-    named = {purpose: [each.name for each in several] for purpose, several in names.items()}
-    return ProgramGraph(named, {}, VariableHandles.of(weights))
+    return ProgramGraph.of(names, {}, weights)
 
 
 def _sums(

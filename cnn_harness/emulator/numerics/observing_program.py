@@ -29,7 +29,7 @@ from cnn_harness.emulator.plan.number_formats import FP32, Format
 from cnn_harness.emulator.plan.precision import SINGLE, Precision, is_kernel, layer_of
 from cnn_harness.emulator.program.forward_backward import Features
 from cnn_harness.emulator.program.runtime import NextFeatures, Program, ProgramGraph, Stream
-from cnn_harness.emulator.program.variables import ProgramVariables, VariableHandles
+from cnn_harness.emulator.program.variables import ProgramVariables
 
 _BIAS, _FRACTION = 127, 23  # FP32's
 
@@ -114,8 +114,7 @@ def _write(observed: ObservationSpec, seed: Seed, features: NextFeatures) -> Pro
     counts = tf.stack([tf.stack([count for count, _ in row]) for row in rows])
     losses = tf.stack([tf.stack([lost for _, lost in row]) for row in rows])
     names = {"fed": [scale], "counts": [counts], "losses": [losses], "initialise": [tf.global_variables_initializer()]}
-    named = {purpose: [each.name for each in several] for purpose, several in names.items()}
-    return ProgramGraph(named, {"kernels": kernels}, VariableHandles.of(weights))
+    return ProgramGraph.of(names, {"kernels": kernels}, weights)
 
 
 def _with_looks(network: Network, target: Target) -> Network:

@@ -75,7 +75,7 @@ class ExecutionPlan:
     @property
     def overlapped(self) -> bool:
         """True if stages work on several passes at once."""
-        return max(self.max_in_flight) > 1
+        return self.passes_in_flight > 1
 
     @property
     def passes_in_flight(self) -> int:

@@ -13,7 +13,6 @@ Letters: N is the number of stages, A the number of micro-batches; i is a micro-
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -49,22 +48,6 @@ Clock: TypeAlias = Callable[[int, int], int]  # (micro-batch i, stage j) -> cloc
 Schedule: TypeAlias = Callable[[int, int], Timeline]  # (stages N, micro-batches A) -> timeline
 
 
-class Phases(NamedTuple):
-    """The three ranges of clocks that `phases` returns."""
-
-    ramp_up: range
-    main: range
-    ramp_down: range
-
-
-def parse(text: str) -> Action:
-    """Return the action that a text such as 0F0 means."""
-    match = re.fullmatch(r"(\d+)([FB])(\d+)", text, re.ASCII)
-    if not match:
-        raise ScheduleError(f"'{text}' is not an action: write <stage><F or B><micro-batch>, as in 0F0")
-    return Action(int(match[1]), match[2], int(match[3]))
-
-
 # --- the schedules ---------------------------------------------------------------------------------------------------
 
 
@@ -75,12 +58,7 @@ def grouped(stages: int, micro_batches: int) -> Timeline:
     stage 0  0F0  0F1      0F2+0B0  0F3+0B1  0B2      0B3
     stage 1  .    1F0+1B0  1F1+1B1  1F2+1B2  1F3+1B3  .
     """
-    return from_clocks(
-        stages,
-        micro_batches,
-        forward=lambda i, j: i + j,
-        backward=lambda i, j: i + 2 * (stages - 1) - j,
-    )
+    return from_clocks(stages, micro_batches, lambda i, j: i + j, lambda i, j: i + 2 * (stages - 1) - j)
 
 
 def one_forward_one_backward(stages: int, micro_batches: int) -> Timeline:
@@ -93,12 +71,8 @@ def one_forward_one_backward(stages: int, micro_batches: int) -> Timeline:
     stage 0  0F0  0F1  .    0B0  0F2  0B1  0F3  0B2  .    0B3
     stage 1  .    1F0  1B0  1F1  1B1  1F2  1B2  1F3  1B3  .
     """
-    return from_clocks(
-        stages,
-        micro_batches,
-        forward=lambda i, j: i + j if i < stages - j else 2 * i + j,
-        backward=lambda i, j: 2 * i + 2 * stages - 1 - j,
-    )
+    forward = lambda i, j: i + j if i < stages - j else 2 * i + j  # noqa: E731
+    return from_clocks(stages, micro_batches, forward, lambda i, j: 2 * i + 2 * stages - 1 - j)
 
 
 def sequential(stages: int, micro_batches: int) -> Timeline:
@@ -109,12 +83,7 @@ def sequential(stages: int, micro_batches: int) -> Timeline:
     stage 0  0F0  .    .    0B0  0F1  .    .    0B1
     stage 1  .    1F0  1B0  .    .    1F1  1B1  .
     """
-    return from_clocks(
-        stages,
-        micro_batches,
-        forward=lambda i, j: 2 * stages * i + j,
-        backward=lambda i, j: 2 * stages * (i + 1) - 1 - j,
-    )
+    return from_clocks(stages, micro_batches, lambda i, j: 2 * stages * i + j, lambda i, j: 2 * stages * (i + 1) - 1 - j)
 
 
 SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
@@ -232,8 +201,8 @@ def scheduled_idle_fraction(schedule: str, stages: int, micro_batches: int) -> f
     return 1 - 2 * micro_batches / (clocks * max(len(slot) for row in short for slot in row))
 
 
-def phases(timeline: Timeline) -> Phases:
-    """Return the ramp-up, main phase and ramp-down of a timeline.
+def phases(timeline: Timeline) -> tuple[range, range, range]:
+    """Return the clocks of the ramp-up, the main phase and the ramp-down of a timeline.
 
     The ramp-up ends before the first backward on stage 0, and the main phase with the last forward on stage 0. The main
     phase is empty if there are too few micro-batches to fill the pipeline.
@@ -242,7 +211,7 @@ def phases(timeline: Timeline) -> Phases:
     leaving = [k for k, row in enumerate(timeline) for slot in row[:1] for action in slot if action.kind == BACKWARD]
     stop = entering[-1] + 1 if entering else 0
     start = min(leaving[0], stop) if leaving else stop
-    return Phases(range(start), range(start, stop), range(stop, len(timeline)))
+    return range(start), range(start, stop), range(stop, len(timeline))
 
 
 # --- checks and drawings ---------------------------------------------------------------------------------------------

@@ -29,12 +29,6 @@ class CellTiming:
     end: float
 
 
-def order(cells: Sequence[CellTiming], stage: int) -> tuple[Action, ...]:
-    """Return a stage's actions, sorted by begin."""
-    own = [cell for cell in cells if cell.action.stage == stage]
-    return tuple(cell.action for cell in sorted(own, key=lambda cell: (cell.begin, cell.end)))
-
-
 def idle_fraction(cells: Sequence[CellTiming], stages: int) -> float:
     """Return the fraction of time that the stages were idle, from the begin of the first cell to the end of the last
     cell."""

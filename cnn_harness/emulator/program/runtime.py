@@ -7,7 +7,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from cnn_harness.emulator.plan.plan import PlanError
 from cnn_harness.emulator.plan.timings import PhaseEnd
 from cnn_harness.emulator.program.forward_backward import Features
 from cnn_harness.emulator.program.optimised_graph import CacheEntry, OptimisedGraph, load, optimise
-from cnn_harness.emulator.program.variables import VariableHandles
+from cnn_harness.emulator.program.variables import ProgramVariables, VariableHandles
 from cnn_harness.emulator.program.worker_group import WorkerGroup
 
 if TYPE_CHECKING:
@@ -87,6 +87,17 @@ class ProgramGraph(NamedTuple):
     metadata: Mapping[str, Any]
     state: VariableHandles
 
+    @classmethod
+    def of(
+        cls,
+        named: Mapping[str, Iterable[tf.Tensor | tf.Operation]],
+        metadata: Mapping[str, Any],
+        variables: ProgramVariables,
+    ) -> ProgramGraph:
+        """Return the program with these tensors and operations by purpose."""
+        names = {purpose: [each.name for each in several] for purpose, several in named.items()}
+        return cls(names, metadata, VariableHandles.of(variables))
+
 
 class Program:
     """A program in its own graph, and the session that runs it."""
@@ -130,11 +141,8 @@ class Program:
             else:
                 cached = cached or self._build(placed)
                 load(cached, seed)
-                self._names, self._metadata, self.state = (
-                    cached.names,
-                    cached.metadata,
-                    VariableHandles.from_optimised_graph(cached),
-                )
+                self._names, self._metadata = cached.names, cached.metadata
+                self.state = VariableHandles.from_optimised_graph(cached)
         self._mark(timings.GRAPH if self._cache_entry is None else timings.LOADED, _size(self.graph))
         self._rewind = infeed.rewind
         self.session = new_session(self.graph, self._stage_devices, group, optimised=self._cache_entry is not None)

@@ -31,7 +31,7 @@ from cnn_harness.emulator.program.runtime import (
 )
 from cnn_harness.emulator.program.training_spec import TrainingSpec
 from cnn_harness.emulator.program.update import HostStep
-from cnn_harness.emulator.program.variables import STEP, ProgramVariables, VariableHandles
+from cnn_harness.emulator.program.variables import STEP, ProgramVariables
 
 OutfeedRow = tuple[np.float32, np.float32, np.ndarray, np.ndarray]
 Report = Callable[[float, float], None]  # the arguments are loss and accuracy of a weight update.
@@ -233,5 +233,4 @@ def _write(training: TrainingSpec, seed: Seed, next_features: NextFeatures) -> P
         "drop": [at_pass, *release],
         "initialise": [tf.global_variables_initializer()],
     }
-    named = {purpose: [each.name for each in several] for purpose, several in names.items()}
-    return ProgramGraph(named, {"watched": watched}, VariableHandles.of(variables))
+    return ProgramGraph.of(names, {"watched": watched}, variables)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from itertools import accumulate
 
 import pytest
@@ -18,7 +19,6 @@ from cnn_harness.emulator.plan.schedules import (
     max_in_flight,
     one_forward_one_backward,
     order,
-    parse,
     peak_in_flight,
     phases,
     render,
@@ -54,7 +54,8 @@ def table(drawing):
 
 
 def cell(text):
-    return () if text == "." else tuple(parse(part) for part in text.split("+"))
+    actions = re.findall(r"(\d+)([FB])(\d+)", text)
+    return tuple(Action(int(stage), kind, int(micro_batch)) for stage, kind, micro_batch in actions)
 
 
 def changed(timeline, cells):
