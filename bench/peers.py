@@ -226,11 +226,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="measure only tasks whose name contains all these words")
     parser.add_argument("--rounds", type=command_line.int_between(1), default=7)
-    parser.add_argument(
-        "--short",
-        action="store_true",
-        help="measure a few tasks in three rounds, and omit Keras with XLA",
-    )
+    parser.add_argument("--short", action="store_true", help="measure a few tasks in three rounds, and omit Keras with XLA")
     parser.add_argument("--table", action="store_true", help="write the tables and the chart of docs/measured.md")
     parser.add_argument(
         "--torch-python",

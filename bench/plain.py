@@ -129,10 +129,7 @@ def _lost(norm: str, rounds: int, attempts: int) -> bool:
     for _ in range(attempts):
         found = ratios(norm, rounds)
         middle = statistics.median(found)
-        print(
-            f"ResNet-8, {norm}: {middle:.2f} times the plain loop ({min(found):.2f} to {max(found):.2f})",
-            flush=True,
-        )
+        print(f"ResNet-8, {norm}: {middle:.2f} times the plain loop ({min(found):.2f} to {max(found):.2f})", flush=True)
         if middle >= LOST * usual:
             return False
     print(f"{norm}: the speed-up is more than a quarter below the usual {usual:g}")

@@ -17,14 +17,7 @@ from tools.draw_packages import draw, graph, imported, module
 
 ROOT = plugins.ROOT
 PACKAGES = ("base", "Models", "Datasets", "LR_Schedules", "Optimisers", "emulator", "harness", "tools")
-SCRIPTS = (
-    "train",
-    "validation",
-    "restore",
-    "weight_avg",
-    "inference_embedded",
-    "poprun",
-)
+SCRIPTS = ("train", "validation", "restore", "weight_avg", "inference_embedded", "poprun")
 FACES = ("ipu_utils", "log")
 OWN = (*PACKAGES, *SCRIPTS, *FACES, "api", "experiments")
 NO_SUBJECTS = re.compile(
@@ -60,13 +53,7 @@ LAYERS = (
     ("harness.evaluation",),
     ("harness.commands",),
     ("harness.training",),
-    (
-        "train",
-        "validation",
-        "inference_embedded",
-        "weight_avg",
-        "poprun",
-    ),
+    ("train", "validation", "inference_embedded", "weight_avg", "poprun"),
     ("restore",),
     ("tools.planning", "tools.exporting"),
     ("tools",),

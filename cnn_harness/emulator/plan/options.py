@@ -148,9 +148,7 @@ class DeviceOptions:
         None, "set the exponent bias of --activation-format (default: the format's usual bias)"
     )
     gradient_bias: int | None = opt(
-        None,
-        "set the exponent bias of --gradient-format (default: the format's usual bias)",
-        traits=(HALVES, TRAINING_ONLY),
+        None, "set the exponent bias of --gradient-format (default: the format's usual bias)", traits=(HALVES, TRAINING_ONLY)
     )
     format_scaling: str = halves(
         "fixed",
@@ -251,10 +249,7 @@ class DeviceOptions:
         check=between(0, 1),
     )
     enable_half_partials: bool = opt(
-        False,
-        "use half-precision partial sums on an IPU; the emulation always uses FP32",
-        kind=HINT,
-        needs=half_precision,
+        False, "use half-precision partial sums on an IPU; the emulation always uses FP32", kind=HINT, needs=half_precision
     )
     gather_conv_output: bool = opt(False, "combine small reductions in convolutions", kind=HINT)
     enable_conv_dithering: bool = opt(False, "spread convolutions over the tiles", kind=HINT)
