@@ -17,7 +17,10 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 from commands import Result, succeed
+from flatbuffers.number_types import Float32Flags, Uint8Flags, Uint32Flags
+from flatbuffers.table import Table
 from PIL import Image
+from tensorflow.lite.tools import flatbuffer_utils
 
 from cnn_harness.Datasets._spec import ReadRequest
 from cnn_harness.Datasets.formats import preprocessing
@@ -85,7 +88,15 @@ def test_every_format_is_compared_with_checkpoint(trained):
     assert [name for name, _ in rows] == ["saved_model", "frozen.pb", "model.tflite"]
     assert all(0 < float(largest) < 1e-5 for _, largest in rows)
     names = {path.name for path in (trained / "export").iterdir()}
-    assert names == {"saved_model", "frozen.pb", "model.tflite", "labels.txt", "preprocessing.json", "predict.py"}
+    assert names == {
+        "saved_model",
+        "frozen.pb",
+        "model.tflite",
+        "labels.txt",
+        "preprocessing.json",
+        "predict.py",
+        "README.md",
+    }
     assert not [path for path in trained.iterdir() if path.name.startswith(".export")]
 
 
@@ -110,6 +121,59 @@ def test_labels_and_preprocessing_are_exported(trained):
     assert {name: (folder / "saved_model/assets.extra" / name).read_text() for name in texts} == texts
     with zipfile.ZipFile(folder / "model.tflite") as archive:
         assert {name: archive.read(name).decode() for name in texts} == texts
+
+
+def inside(table: Table, *path: int | tuple[int]) -> Table:
+    """Return a table inside a table of a flatbuffer. The path contains numbers of fields; (3,) is the first table of a list."""
+    for step in path:
+        start = table.Offset(4 + 2 * (step[0] if isinstance(step, tuple) else step))
+        assert start, f"field {step} is missing"
+        place = table.Vector(start) if isinstance(step, tuple) else table.Pos + start
+        table = Table(table.Bytes, table.Indirect(place))
+    return table
+
+
+def test_tflite_has_metadata_for_phones(trained):
+    """The numbers of fields are those of metadata_schema.fbs. The mean is 0 because the graph itself normalises."""
+    model = flatbuffer_utils.read_model(str(trained / "export" / "model.tflite"))
+    (entry,) = [each for each in model.metadata if each.name == b"TFLITE_METADATA"]
+    found = bytes(bytearray(model.buffers[entry.buffer].data))
+    assert found[4:8] == b"M001"
+    graph = inside(Table(found, int.from_bytes(found[:4], "little")), (3,))
+    normalisation = inside(graph, (2,), (4,), 1)
+    floats = [normalisation.GetVectorAsNumpy(Float32Flags, normalisation.Offset(slot)) for slot in (4, 6)]
+    assert [each.tolist() for each in floats] == [[0.0], [1.0]]
+    size = inside(graph, (2,), 3, 1, 1)
+    assert [size.Get(Uint32Flags, size.Pos + size.Offset(slot)) for slot in (4, 6)] == [32, 32]
+    file = inside(graph, (3,), (6,))
+    assert file.String(file.Pos + file.Offset(4)) == b"labels.txt"
+    assert file.Get(Uint8Flags, file.Pos + file.Offset(8)) == 2  # TENSOR_AXIS_LABELS
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mediapipe") is None, reason="the package mediapipe is missing")
+@pytest.mark.parametrize("name", ["tflite", "int8"])
+def test_mediapipe_reads_tflite(trained, photos, tmp_path, name):
+    """MediaPipe takes size and class names from the metadata. Its answers are those of predict.py."""
+    folder, int8 = tmp_path / "phone", ["--int8"] * (name == "int8")
+    assert exported(trained, "--to", "tflite", *int8, "--output", folder).code == 0
+    model = next(folder.glob("*.tflite"))
+    program = f"""
+import json, mediapipe, predict, sys
+from mediapipe.tasks.python.vision import ImageClassifier
+about = json.load(open("preprocessing.json"))
+with ImageClassifier.create_from_model_path("{model}") as classifier:
+    for photo in sys.argv[1:]:
+        image = mediapipe.Image(image_format=mediapipe.ImageFormat.SRGB, data=predict.prepared(photo, about))
+        rows = classifier.classify(image).classifications[0].categories[:5]
+        print(photo, *(f"{{100 * row.score:.1f}} % {{row.category_name}}" for row in rows), sep="\\n  ")
+"""
+    own = subprocess.run([sys.executable, folder / "predict.py", *photos], capture_output=True, text=True, timeout=120)
+    read = subprocess.run([sys.executable, "-c", program, *photos], cwd=folder, capture_output=True, text=True, timeout=120)
+    expected, given = table(own.stdout), table(read.stdout)
+    assert len(expected) == len(given) == len(photos), read.stderr
+    for photo, classes in expected.items():
+        assert all(abs(share - given[photo].get(label, share)) <= 0.2 for label, share in classes.items())
+        assert max(classes, key=classes.get) == max(given[photo], key=given[photo].get)
 
 
 def table(text: str) -> dict[str, dict[str, float]]:

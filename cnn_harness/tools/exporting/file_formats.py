@@ -136,7 +136,7 @@ def _write_tflite(content: Content, path: Path) -> None:
         _write_saved_model(content, Path(folder, "model"))
         converter = tf.lite.TFLiteConverter.from_saved_model(str(Path(folder, "model")))
         model = converter.convert() if content.calibration is None else _quantised(converter, content.calibration)
-    path.write_bytes(_named(model))
+    path.write_bytes(_described(model, [*content.texts]))
     with zipfile.ZipFile(path, "a") as archive:
         for name, text in content.texts.items():
             archive.writestr(zipfile.ZipInfo(name), text)
@@ -159,14 +159,26 @@ def _quantised(converter: Any, calibration: np.ndarray) -> bytes:
     return tool.get_nondebug_quantized_model()
 
 
-def _named(model: bytes) -> bytes:
-    """Return the model with the names of its signature for inputs and outputs, instead of TensorFlow's internal names."""
+def _described(model: bytes, files: Sequence[str]) -> bytes:
+    """Return the model with metadata, and with the names of its signature for inputs and outputs instead of TensorFlow's
+    internal names. `files` are the files in the archive."""
+    from tensorflow.lite.python import schema_py_generated as schema
     from tensorflow.lite.tools import flatbuffer_utils
 
+    from cnn_harness.tools.exporting import tflite_metadata
+
     converted = flatbuffer_utils.read_model_from_bytearray(bytearray(model))
-    for signature in converted.signatureDefs:
-        for each in (*signature.inputs, *signature.outputs):
-            converted.subgraphs[signature.subgraphIndex].tensors[each.tensorIndex].name = each.name
+    (signature,) = converted.signatureDefs
+    tensors = converted.subgraphs[signature.subgraphIndex].tensors
+    for each in (*signature.inputs, *signature.outputs):
+        tensors[each.tensorIndex].name = each.name
+    (image,), (probabilities,) = signature.inputs, signature.outputs
+    side = int(tensors[image.tensorIndex].shape[1])
+    text = tflite_metadata.metadata(image.name, side, probabilities.name, files)
+    entry, buffer = schema.MetadataT(), schema.BufferT()
+    entry.name, entry.buffer, buffer.data = tflite_metadata.BUFFER, len(converted.buffers), list(text)
+    converted.buffers.append(buffer)
+    converted.metadata = [*(converted.metadata or []), entry]
     return bytes(flatbuffer_utils.convert_object_to_bytearray(converted))
 
 
