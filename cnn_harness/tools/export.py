@@ -18,7 +18,7 @@ from cnn_harness.base.fields import escaped
 from cnn_harness.base.process import command_line, tf_runtime
 from cnn_harness.base.storage import files
 from cnn_harness.harness.programs import embedded
-from cnn_harness.tools.exporting import comparison, export_folder, export_options, file_formats, network
+from cnn_harness.tools.exporting import comparison, export_folder, export_options, file_formats, network, readme
 from cnn_harness.tools.exporting.comparison import ExportError
 from cnn_harness.tools.exporting.export_options import ExportRequest
 from cnn_harness.tools.exporting.file_formats import FORMATS, Content
@@ -70,7 +70,7 @@ def _export(request: ExportRequest, exported: TrainedNetwork, texts: Mapping[str
                 raise ExportError(f"{size_text}: {compared}; {compared.rule(bound)}; no file was written")
             print(f"  {size_text}: {compared}")
         export_folder.put(staging, request.output, texts)
-    print(f"Export written to {escaped(str(request.output))}, with {' and '.join(texts)}")
+    print(f"Export written to {escaped(str(request.output))}, with {', '.join(texts)} and {readme.FILE}")
 
 
 def _content(exported: TrainedNetwork, graph: tf.GraphDef, texts: Mapping[str, str], quantised: bool) -> Content:

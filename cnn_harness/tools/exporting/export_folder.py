@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -10,11 +11,13 @@ from pathlib import Path
 
 from cnn_harness.base.errors import OptionError
 from cnn_harness.base.storage import files, input_files, locks
+from cnn_harness.tools.exporting import readme
 from cnn_harness.tools.exporting.file_formats import FORMATS
 from cnn_harness.tools.exporting.network import LABELS, PREPROCESSING
 
 PROGRAM = Path(__file__).with_name("predict.py")  # classifies photos with the exported files
-_TEXTS = (LABELS, PREPROCESSING, PROGRAM.name)
+PAGE = Path(__file__).with_name("index.html")  # classifies photos in a browser with the ONNX file
+_TEXTS = (LABELS, PREPROCESSING, PROGRAM.name, PAGE.name, readme.FILE)
 FILES = (*_TEXTS, *(name for each in FORMATS.values() for name in (each.file, each.quantised) if name))
 _MAX_BYTES = 64 << 20
 
@@ -26,7 +29,8 @@ def check(folder: Path, texts: Mapping[str, str], force: bool) -> None:
     there = [name for name in FILES if os.path.lexists(folder / name)]
     if there and not force and not _has(folder, texts):
         raise OptionError(
-            f"{folder} contains another export ({', '.join(there)}); give --force to replace it, or another --output"
+            f"{folder} contains another export, or files of the same names ({', '.join(there)}); give --force to replace "
+            "them, or another --output"
         )
 
 
@@ -48,12 +52,16 @@ def put(staging: Path, folder: Path, texts: Mapping[str, str]) -> None:
     The text files are moved first. If the process is then killed, `check` still recognises the export by the text files.
     """
     finished = [path.name for path in staging.iterdir()]
-    written = {**texts, PROGRAM.name: PROGRAM.read_text(encoding="utf-8")}
+    same = _has(folder, texts)  # Its other files stay.
+    exported = {*finished, *(name for name in FILES if same and os.path.lexists(folder / name))}
+    programs = [PROGRAM] + [PAGE] * any(name.endswith(".onnx") for name in exported)
+    written = {**texts, readme.FILE: readme.text(json.loads(texts[PREPROCESSING]), exported)}
+    written |= {path.name: path.read_text(encoding="utf-8") for path in programs}
     for name, text in written.items():
         with files.naming(folder / name):
             (staging / name).write_text(text, encoding="utf-8")
     folder.mkdir(parents=True, exist_ok=True)
-    for name in finished if _has(folder, texts) else FILES:
+    for name in finished if same else FILES:
         place = folder / name
         if place.is_dir() and not place.is_symlink():
             shutil.rmtree(place)
