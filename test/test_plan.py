@@ -48,10 +48,12 @@ def test_page_is_self_contained(tmp_path):
     assert "predicted on POD16" in out and "predicted on BOW-POD16" in out
     text = page.read_text()
     assert text.count("<svg") >= 12 and 'name="viewport"' in text
+    assert all(words in text for words in ("An IPU is one chip", "A stage is", "An IPU is idle while"))
     assert not [word for word in ("<script", "src=", "href=", "url(", "@import") if word in text]
-    svgs = re.findall(r"<figure>(.*?)</figure>", text, re.DOTALL)
+    svgs = re.findall(r"<figure(?: class=across)?>(.*?)</figure>", text, re.DOTALL)
+    assert text.count("<figure") == len(svgs) and "min-width: 880px" in text
     for svg in svgs:
-        checked(svg, room=375 - 38)  # without the edges of page and figure
+        checked(svg, room=375 - 38, wide_room=880)  # without the edges of page and figure; wide charts scroll
     predicted = re.findall(r"predicted on (\S+): ([\d,]+) img/sec", out)
     rates = next(svg for svg in svgs if "Images per second, and memory" in svg)
     assert len(predicted) == 4 and all(rate in rates for _, rate in predicted)

@@ -1,28 +1,26 @@
-"""Checks for every chart: it is well formed, has a name, fits a phone, and nothing leaves its frame."""
+"""Checks for every chart: it is well formed, has a name, fits a phone, and nothing leaves its frame.
+
+A chart of two columns fits a phone that is held sideways."""
 
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
 
 from cnn_harness.harness.reports import chart
 
 SVG = "{http://www.w3.org/2000/svg}"
-PHONE, LEAST = 375, 12  # pixels: width of a narrow screen, and size of letters on it
+PHONE, SIDEWAYS, LEAST = 375, 667, 12  # pixels: sides of a small screen, and size of letters on it
 _NUMBER = r"-?\d+(?:\.\d+)?"
 
 
-def checked(svg: str, room: float = PHONE) -> list[str]:
-    """Check a chart that is `room` pixels wide on a phone; return its texts."""
+def checked(svg: str, room: float = PHONE, wide_room: float = SIDEWAYS) -> list[str]:
+    """Check a chart that is at most `room` pixels wide on a phone, or `wide_room` if it has two columns; return its texts."""
     root = ET.fromstring(svg)
     assert root.get("aria-label") and "nan" not in svg and "inf" not in re.findall(r"[\w.]+", svg)
     _, _, width, height = map(float, root.get("viewBox").split())
-    parents = {child: parent for parent in root.iter() for child in parent}
-    for each in root.iter():
-        x = y = 0.0  # of the enclosing nested chart or group
-        above = parents.get(each)
-        if above is not None and above.get("transform"):
-            x, y = map(float, re.findall(_NUMBER, above.get("transform")))
-        elif above is not None and above.tag == SVG + "svg" and above is not root:
-            continue  # a nested chart clips it
+    assert width in (chart.WIDTH, 2 * chart.WIDTH)
+    room = room if width == chart.WIDTH else wide_room
+    for each, x, y in _placed(root):
         if each.tag == SVG + "text":
             size = float(each.get("font-size"))
             assert size * min(1, room / width) >= LEAST
@@ -34,6 +32,16 @@ def checked(svg: str, room: float = PHONE) -> list[str]:
         elif each.tag == SVG + "path":
             _inside(each.get("d"), x, y, width, height)
     return [each.text for each in root.iter(SVG + "text")]
+
+
+def _placed(element: ET.Element, x: float = 0, y: float = 0) -> Iterator[tuple[ET.Element, float, float]]:
+    """Yield the elements below one, each with the origin of its group. A nested chart clips its content, so this content is
+    left out."""
+    for child in element:
+        yield child, x, y
+        if child.tag != SVG + "svg":
+            right, down = map(float, re.findall(_NUMBER, child.get("transform", "0,0")))
+            yield from _placed(child, x + right, y + down)
 
 
 def _inside(path: str, x: float, y: float, width: float, height: float) -> None:

@@ -1,6 +1,7 @@
 """SVG charts: panels of curves, and panels of rows with bars and dots.
 
-Every chart is 440 pixels wide with 16-pixel text, so it is legible on a phone. Colours are inverted in dark mode.
+A panel is 440 pixels wide with 16-pixel text, so it is legible on a phone. A file with several panels has two columns, and
+a wide panel extends over both; such a file is legible on a phone that is held sideways. Colours are inverted in dark mode.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from dataclasses import dataclass
 from itertools import dropwhile
 from xml.sax.saxutils import escape, quoteattr
 
-WIDTH, SIZE, EDGE = 440.0, 16, 14  # These are the chart width, font size and margin in pixels.
+WIDTH, SIZE, EDGE = 440.0, 16, 14  # These are the width of a column, the font size and the margin in pixels.
+COLUMNS = 2
 STEP = 21  # This is the line height in pixels.
 INK, SOFT, RULE, AXIS, PAPER = "#333", "#666", "#e4e4e4", "#888", "#fff"
 PALE, BLUE, ORANGE, GREEN, PURPLE, SAND, RED = "#a9c4e4", "#1f5a99", "#c4561a", "#3b7d4f", "#8a5a99", "#d9a37e", "#c1121f"
@@ -74,9 +76,11 @@ def _text(
     return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escaped(text)}</text>'
 
 
-def _paragraph(text: str, y: float, size: int = SIZE, weight: str = "normal", fill: str = INK) -> tuple[list[str], float]:
+def _paragraph(
+    text: str, y: float, width: float, size: int = SIZE, weight: str = "normal", fill: str = INK
+) -> tuple[list[str], float]:
     """Return the SVG of a text, wrapped into lines below y, and the y below the last line."""
-    most = int((WIDTH - 2 * EDGE) / text_width("x", size, weight))
+    most = int((width - 2 * EDGE) / text_width("x", size, weight))
     lines = textwrap.wrap(_shown(text), most, break_on_hyphens=False)
     parts = [_text(EDGE, y + STEP * k + 16, line, "start", fill, size, weight) for k, line in enumerate(lines)]
     return parts, y + STEP * len(lines)
@@ -203,7 +207,7 @@ class Box:
         """Return the SVG of the bar and its text."""
         width = across(self.x1) - across(self.x0)
         shape = f'<path d="{self.outline(across, top, height)}" {self.fill} stroke="{PAPER}" stroke-width="0.6"/>'
-        if self.text and width > text_width(self.text) + 3:
+        if self.text and width > text_width(self.text) + 1.5:
             shape += _text(across(self.x0) + width / 2, top + height / 2 + 5, self.text, "middle", "#fefefe")
         return f"<g><title>{escaped(self.tooltip)}</title>{shape}</g>"
 
@@ -238,7 +242,7 @@ class Dot:
 @dataclass(frozen=True)
 class Curves:
     """A panel of curves over a shared x axis. `x` is the name of the x axis, and `tick` formats the numbers on it. `floor`
-    is a value that the y axis must include."""
+    is a value that the y axis must include. If `wide` is true, the panel is two columns wide."""
 
     title: str
     lines: Sequence[Line]
@@ -246,15 +250,16 @@ class Curves:
     floor: float | None = None
     x: str = "epoch"
     tick: Callable[[float], str] = "{:g}".format
+    wide: bool = False
 
     @property
     def legend(self) -> list[tuple[str, str]]:
         """A (sample, text) pair for each curve."""
         return [(line.sample, line.words) for line in self.lines]
 
-    def draw(self, top: float) -> tuple[list[str], float]:
+    def draw(self, top: float, width: float) -> tuple[list[str], float]:
         """Return the SVG of axes and curves, drawn below y = `top`, and the y below the panel."""
-        left, right, bottom, height = 64, WIDTH - 16, top + 161, 150
+        left, right, bottom, height = 64, width - 16, top + 161, 150
         values, (x0, x1) = [y for line in self.lines for y in line.scaling()], self.x_axis
         y0, y1 = span(values, self.floor, 5, slack=1)
 
@@ -262,7 +267,8 @@ class Curves:
         def place(x: float, y: float) -> tuple[float, float]:
             return 7 + (x - x0) / (x1 - x0) * (right - left), 7 + height - (y - y0) / (y1 - y0) * height
 
-        parts = _x_axis(lambda x: left - 7 + place(x, y0)[0], self.x_axis, bottom, [(bottom - height, height)], self.tick)
+        bands = [(bottom - height, height)]
+        parts = _x_axis(lambda x: left - 7 + place(x, y0)[0], self.x_axis, bottom, bands, self.tick, width)
         for tick in ticks(y0, y1, 5):
             y = bottom - height - 7 + place(x0, tick)[1]
             parts += [f'<path d="M{left},{y:.1f}H{right}" stroke="{RULE}"/>', _text(left - 8, y + 5, f"{tick:g}", "end")]
@@ -281,7 +287,7 @@ class Rows:
 
     The names of the rows are left of the rows if all names are short, otherwise above. `x` is the name of the x axis. `tick`
     is the format of the numbers on the x axis; if it is empty, the axis has no numbers. `height` is the height of a row in
-    pixels.
+    pixels. If `wide` is true, the panel is two columns wide.
     """
 
     title: str
@@ -292,22 +298,23 @@ class Rows:
     height: float = 26
     x_axis: Axis | None = None
     note: str = ""
+    wide: bool = False
 
     @property
     def legend(self) -> list[tuple[str, str]]:
         """A (sample, text) pair for each label."""
         return list({mark.label: (mark.sample, mark.label) for mark in reversed(self.marks) if mark.label}.values())[::-1]
 
-    def draw(self, top: float) -> tuple[list[str], float]:
+    def draw(self, top: float, width: float) -> tuple[list[str], float]:
         """Return the SVG of the rows, drawn below y = `top`, and the y below the panel."""
         names_left = all(len(name) <= 8 for name in self.names)
-        left, right = EDGE + 62.0 * (names_left and any(self.names)), WIDTH - EDGE
+        left, right = EDGE + 62.0 * (names_left and any(self.names)), width - EDGE
         x0, x1 = self.x_axis or span([x for mark in self.marks for x in (mark.x0, mark.x1)])
         words: list[str] = []
         bands: list[tuple[float, float]] = []
         y = top + 6
         for name in self.names:
-            lines, y = ([], y) if names_left else _paragraph(name, y)
+            lines, y = ([], y) if names_left else _paragraph(name, y, width)
             words += [_text(left - 8, y + self.height / 2 + 5, name, "end")] if names_left and name else lines
             bands.append((y, self.height))
             y += self.height + 6 * (not names_left)
@@ -315,7 +322,7 @@ class Rows:
         def across(x: float) -> float:
             return left + (min(max(x, x0), x1) - x0) / (x1 - x0) * (right - left)
 
-        parts = _x_axis(across, (x0, x1), y, bands, self.tick.format) if self.tick else []
+        parts = _x_axis(across, (x0, x1), y, bands, self.tick.format, width) if self.tick else []
         plain: dict[str, str] = {}  # All bars of a colour without a tooltip share one path, which keeps the file small.
         for mark in self.marks:
             if isinstance(mark, Box) and not mark.tooltip:
@@ -327,12 +334,17 @@ class Rows:
         if self.x:
             parts.append(_text((left + right) / 2, y + 14, self.x, "middle"))
             y += STEP
-        note, y = _paragraph(self.note, y + 4, fill=SOFT)
+        note, y = _paragraph(self.note, y + 4, width, fill=SOFT)
         return [*words, *parts, *note], y
 
 
 def _x_axis(
-    across: Callable[[float], float], axis: Axis, bottom: float, bands: Sequence[Axis], tick: Callable[[float], str]
+    across: Callable[[float], float],
+    axis: Axis,
+    bottom: float,
+    bands: Sequence[Axis],
+    tick: Callable[[float], str],
+    width: float,
 ) -> list[str]:
     """Return the SVG of vertical grid lines through the bands, with numbers below. A band is (top, height)."""
     parts = []
@@ -340,14 +352,14 @@ def _x_axis(
         x, name = across(value), tick(value)
         rules = "".join(f"M{x:.1f},{top:.1f}v{height:.1f}" for top, height in bands)
         parts.append(f'<path d="{rules}" stroke="{RULE}"/>')
-        parts.append(_text(min(x, WIDTH - 4 - text_width(name) / 2), bottom + 19, name, "middle"))
+        parts.append(_text(min(x, width - 4 - text_width(name) / 2), bottom + 19, name, "middle"))
     return parts
 
 
-def _legend(entries: Sequence[tuple[str, str]], y: float) -> tuple[list[str], float]:
-    """Return the SVG of a legend, wrapped to the chart's width, and the y below it. An entry is (sample, text)."""
+def _legend(entries: Sequence[tuple[str, str]], y: float, width: float) -> tuple[list[str], float]:
+    """Return the SVG of a legend, wrapped to the width, and the y below it. An entry is (sample, text)."""
     parts: list[str] = []
-    x = right = WIDTH - EDGE
+    x = right = width - EDGE
     for sample, words in entries:
         needed = 44 + text_width(words)
         if x + needed - 14 > right:
@@ -360,22 +372,30 @@ def _legend(entries: Sequence[tuple[str, str]], y: float) -> tuple[list[str], fl
 
 
 def figure(panels: Sequence[Curves | Rows], title: str = "", notes: Sequence[str] = (), alone: bool = True) -> str:
-    """Return panels, stacked vertically, as one SVG. If `alone` is true, the SVG is a file with a background; otherwise it
-    is a part of an HTML page."""
-    parts, y = _paragraph(title, 12.0 * bool(title), 18, "bold")
+    """Return panels as one SVG: one panel in one column, several in two. If `alone` is true, the SVG is a file with a
+    background; otherwise it is a part of an HTML page."""
+    columns = COLUMNS if len(panels) > 1 or any(panel.wide for panel in panels) else 1
+    width = WIDTH * columns
+    parts, y = _paragraph(title, 12.0 * bool(title), width, 18, "bold")
     for note in notes:
-        lines, y = _paragraph(note, y, fill=SOFT)
+        lines, y = _paragraph(note, y, width, fill=SOFT)
         parts += lines
+    ends = [y if parts else -10.0] * columns  # the y below the last panel of each column
     known: set[tuple[str, str]] = set()
     for panel in panels:
-        heading, y = _paragraph(panel.title, y + 6 + 10 * bool(parts), weight="bold")
-        legend, y = _legend([entry for entry in panel.legend if entry not in known], y)
+        top = max(ends) if panel.wide else min(ends)
+        column, across = (0, width) if panel.wide else (ends.index(top), WIDTH)
+        heading, y = _paragraph(panel.title, top + 16, across, weight="bold")
+        legend, y = _legend([entry for entry in panel.legend if entry not in known], y, across)
         known |= {*panel.legend}
-        drawn, y = panel.draw(y)
-        parts += [*heading, *legend, *drawn]
+        drawn, y = panel.draw(y, across)
+        shift = f'<g transform="translate({WIDTH * column:g},0)">' if column else "<g>"
+        parts += [shift, *heading, *legend, *drawn, "</g>"]
+        ends = [y] * columns if panel.wide else [y if k == column else end for k, end in enumerate(ends)]
+    height = max(ends) + 8
     name = ", ".join(filter(None, (title, *notes))) or panels[0].title
-    size = f'width="{WIDTH:g}" height="{y + 8:g}" viewBox="0 0 {WIDTH:g} {y + 8:g}"'
+    size = f'width="{width:g}" height="{height:g}" viewBox="0 0 {width:g} {height:g}"'
     named = f'role="img" aria-label={quoteattr(_shown(name))} font-family="Helvetica, Arial, DejaVu Sans, sans-serif"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {named}>'
-    paper = f'<title>{escaped(name)}</title>{_DARK}<path d="M0,0H{WIDTH:g}V{y + 8:g}H0z" fill="{PAPER}"/>'
+    paper = f'<title>{escaped(name)}</title>{_DARK}<path d="M0,0H{width:g}V{height:g}H0z" fill="{PAPER}"/>'
     return "\n".join([head, *[paper] * alone, *parts, "</svg>\n"])

@@ -23,6 +23,7 @@ padding-top: .6em}h3{font-size: 1em;margin: 1.2em 0 .4em}p{margin: .4em 0}
 .charts{display: grid;grid-template-columns: repeat(auto-fill,minmax(min(100%,330px),1fr));gap: 12px 24px;align-items: start}
 figure{margin: 0;border: 1px solid var(--rule);border-radius: 6px;padding: 6px;min-width: 0}
 figure svg{width: 100%;height: auto;display: block;overflow: hidden}
+figure.across{grid-column: 1/-1;overflow-x: auto}.across svg{min-width: 880px}
 .wide{overflow-x: auto}table{border-collapse: collapse;font-size: 14px}caption{text-align: left;padding: .2em 0}
 th,td{text-align: left;vertical-align: top;padding: 3px 10px 3px 0;border-bottom: 1px solid var(--rule);min-width: 3em}
 th{font-weight: 600;overflow-wrap: break-word}td.n,th.n{text-align: right;white-space: nowrap}
@@ -85,8 +86,10 @@ def _class(is_number: bool) -> str:
 
 
 def charts(panels: Iterable[Curves | Rows]) -> str:
-    """Return framed charts, side by side if they fit."""
-    return side_by_side(f"<figure>{chart.figure([panel], alone=False)}</figure>" for panel in panels)
+    """Return framed charts, side by side if they fit. A wide chart has its own line, and scrolls on a narrow screen."""
+    return side_by_side(
+        f"<figure{' class=across' if panel.wide else ''}>{chart.figure([panel], alone=False)}</figure>" for panel in panels
+    )
 
 
 def side_by_side(parts: Iterable[str]) -> str:

@@ -55,7 +55,7 @@ def panel(title: str, cells: Iterable[Cell], names: Sequence[str], unit: str) ->
     ]  # fmt: skip
     low, high = min((bar.x0 for bar in bars), default=0.0), max((bar.x1 for bar in bars), default=1.0)
     idle = [Box(low, high, LIGHT, stage, "idle (numbers: passes)") for stage in range(len(names))]
-    return Rows(title, names, [*bars, *idle], unit, height=38)
+    return Rows(title, names, [*bars, *idle], unit, height=38, wide=True)
 
 
 def _about(plan: ExecutionPlan, cores: int) -> str:

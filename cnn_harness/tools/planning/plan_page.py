@@ -34,12 +34,16 @@ PARTS = {
     "activations": "#f4a261", "temporaries": "#e76f51", "images": "#9b5de5", "code": "#8d99ae",
 }  # fmt: skip
 STAGES = {1: PALE, 2: BLUE, 4: GREEN, 8: SAND, 16: PURPLE}
+TERMS = (
+    "An IPU is one chip of the system, with its own memory. A stage is the part of the network that one IPU computes. "
+    "An IPU is idle while it waits for another stage or for data."
+)
 SHOWN = 3  # A timeline shows this number of micro-batches for each stage.
 
 
 def render(planned: Sequence[Planned]) -> str:
     """Return the complete page as HTML."""
-    parts = []
+    parts = [markup.paragraph(TERMS)]
     if len(planned) > 1:
         parts += [markup.heading(1, "Plans compared"), markup.text("\n".join(plan_table.comparison(planned)))]
         parts.append(markup.charts([_rates(planned)]))

@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 
 import numpy as np
 import pytest
-from figures import checked
+from figures import SVG, checked
 
 from cnn_harness.base import plugins
 from cnn_harness.harness.reports import chart
@@ -47,6 +47,18 @@ def test_values_match_axis():
     assert np.polyfit(values, down, 1, full=True)[1] < 0.02 and np.polyfit(values, down, 1)[0] < 0
     assert np.allclose(np.diff(across), across[1] - across[0], atol=0.11)
     assert "a & b (last: 0.5)" in checked(svg)
+
+
+def test_panels_fill_two_columns():
+    """The next panel is in the shorter column. A wide panel is in both, below all others."""
+    wide = Rows("wide", ["a"], [Box(0, 1, "#111")], wide=True)
+    tall, low = (Rows(f"{count} rows", ["a"] * count, [Box(0, 1, "#111")]) for count in (9, 1))
+    root = ET.fromstring(chart.figure([tall, low, low, wide, low]))
+    left = [group.get("transform") is None for group in root if group.tag == f"{SVG}g"]
+    assert left == [True, False, False, True, True] and root.get("width") == "880"
+    tops = [float(next(group.iter(f"{SVG}text")).get("y")) for group in root if group.tag == f"{SVG}g"]
+    assert tops[0] == tops[1] < tops[2] < tops[3] < tops[4]
+    assert ET.fromstring(chart.figure([low])).get("width") == "440"
 
 
 def test_invalid_xml_characters_are_escaped():

@@ -27,7 +27,7 @@ def validation(count):
 
 def drawn(svg):
     """Return (panel, colour) -> coordinates of the line's points, in pixels of the panel."""
-    panels = [e for e in ET.fromstring(svg) if e.tag == SVG + "svg"]
+    _, *panels = ET.fromstring(svg).iter(SVG + "svg")  # the first is the chart
     return {
         (k, path.get("stroke")): [tuple(map(float, p.split(","))) for p in path.get("d").replace("M", "L").split("L")[1:]]
         for k, panel in enumerate(panels)
