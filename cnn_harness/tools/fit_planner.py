@@ -1,6 +1,7 @@
 """Fit the planner's constants to published rates, and draw the remaining errors.
 
 cnn fit-planner [--write] [--svg FILE] [--scaling FILE]
+cnn fit-planner --memory [--write]
 
 `ROWS` lists trainings whose rate and layout were published. The fit finds the most probable constants by bounded
 Gauss-Newton steps on logarithms. The fit assumes that rates are known to 5 %, and constants as well as `constants.py` says.
@@ -14,7 +15,7 @@ import re
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,15 +23,16 @@ import numpy as np
 
 from cnn_harness.base.errors import OptionError
 from cnn_harness.base.process import command_line
-from cnn_harness.emulator.cost_model import constants
+from cnn_harness.emulator.cost_model import constants, memory_constants
 from cnn_harness.emulator.cost_model.constants import BOUNDS, FACTORS, NAMES, PRIOR, Constants
 from cnn_harness.emulator.cost_model.kernels import SegmentCosts
+from cnn_harness.emulator.cost_model.memory_constants import MemoryConstants
 from cnn_harness.emulator.cost_model.prediction import predict
 from cnn_harness.emulator.cost_model.systems import SYSTEMS
 from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.reports import chart, output
 from cnn_harness.harness.reports.chart import ALL, AXIS, BLUE, RED, Box, Dot, Rows
-from cnn_harness.tools.planning import scaling
+from cnn_harness.tools.planning import memory_facts, scaling
 from cnn_harness.tools.planning.plan_options import run_of
 
 RATE_ERROR = 0.05
@@ -85,27 +87,21 @@ ROWS = (
     Row("B0 G16 LN+PN", "POD16", 24_920, "--config B0-G16-LN_PN-Native_16IPU_2x8", _FIGURE, 2.0),
     Row("B4 G16 LN+PN", "POD16", 4_179, "--config B4-G16-LN_PN-Native_16IPU_4x4", _FIGURE, 2.0),
 )  # fmt: skip
-# These trainings were run on real IPUs, so the planner must predict that they fit into memory.
-RUNS = (
-    "--config mk2_resnet50_mlperf_pod16",
-    "--config mk2_resnet50_mlperf_pod16_bs20",
-    "--config mk2_resnet50_bn_16ipus",
-    "--config mk2_resnext101_16ipus",
-    "--config mk2_efficientnet_b4_g1_16ipus",
-    "--config mk2_efficientnet_b4_g16_16ipus --num-io-tiles 32 --prefetch-depth 3",
-)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Fit the constants and print the errors. Write the constants and the charts if requested."""
     parser = command_line.Parser(prog="cnn fit-planner", description="Fit the planner's constants to published rates.")
-    parser.add_argument("--write", action="store_true", help="write the constants to emulator/cost_model/constants.py")
+    parser.add_argument("--write", action="store_true", help="write the constants to emulator/cost_model")
+    parser.add_argument("--memory", action="store_true", help="fit the constants of memory to published facts instead")
     parser.add_argument("--svg", metavar="FILE", help="draw the error of each predicted rate")
     parser.add_argument("--scaling", metavar="FILE", help=f"draw the scaling of the configuration {SCALED}")
     arguments = parser.parse_args(argv)
     for file in (arguments.svg, arguments.scaling):
         if file:
             output.check(file, output.SVG)
+    if arguments.memory:
+        return _fit_memory(arguments.write)
     cases = [Case(row) for row in ROWS]
     fitted = fit(cases)
     inside, left_out = [case.error(fitted) for case in cases], errors_of_systems(cases, fitted)
@@ -118,6 +114,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         panels = scaling.panels(run_of(Call.of_values({"config": SCALED}, "train")).run.workload())
         output.write_atomically(arguments.scaling, chart.figure(panels, "ResNet-50 with LARS on 4 to 256 IPUs"), output.SVG)
     return 0
+
+
+def _fit_memory(write: bool) -> int:
+    """Fit the constants of memory and print them with the facts. Return 1 if no constants agree with all facts."""
+    known = memory_facts.held(memory_facts.facts())
+    fitted, agreeing, margin = memory_facts.fit(known)
+    print(memory_facts.report(known, fitted, agreeing))
+    print(f"\nsmallest margin: {100 * margin:.1f} % of an IPU's memory")
+    if write:
+        rows = "".join(f"    {_call(each)},\n" for each in agreeing)
+        _replace(memory_constants.__file__, r"(?<=\nMEMORY = )[^\n]*", _call(fitted))
+        _replace(memory_constants.__file__, r"(?<=\.\.\.\] = ).*", f"(\n{rows})\n")
+    return 0 if margin >= 0 else 1
 
 
 def errors_of_systems(cases: Sequence[Case], start: Constants) -> list[float]:
@@ -207,11 +216,19 @@ def svg(inside: Sequence[float], left_out: Sequence[float]) -> str:
 
 
 def _write(fitted: Constants) -> None:
-    path = Path(constants.__file__)
     values = "".join(f"    {name}={getattr(fitted, name):g},\n" for name in NAMES)
-    text = re.sub(r"FITTED = .*", f"FITTED = Constants(\n{values})\n", path.read_text(encoding="utf-8"), flags=re.DOTALL)
-    path.write_text(text, encoding="utf-8")
+    _replace(constants.__file__, r"FITTED = .*", f"FITTED = Constants(\n{values})\n")
     constants.FITTED = replace(fitted)
+
+
+def _call(each: MemoryConstants) -> str:
+    return f"MemoryConstants({', '.join(f'{name}={value:g}' for name, value in asdict(each).items())})"
+
+
+def _replace(file: str, pattern: str, text: str) -> None:
+    """Replace the text from a pattern's match in a module of the package."""
+    path = Path(file)
+    path.write_text(re.sub(pattern, lambda _: text, path.read_text(encoding="utf-8"), flags=re.DOTALL), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from cnn_harness.emulator.cost_model.constants import Constants
 from cnn_harness.emulator.cost_model.systems import Ipu
 from cnn_harness.emulator.cost_model.workload import DEFAULT_PROPORTION, EXCHANGE_TARGETS, Workload
-from cnn_harness.emulator.network.network import Node
+from cnn_harness.emulator.network.network import PRODUCTS, Node
 from cnn_harness.Models._norms import GroupNorm
 
 MATRIX_CHANNELS = 16  # 16 channels of a group fill the matrix units.
@@ -44,6 +44,21 @@ _FUNCTIONS = ("swish", "sigmoid")
 _PROXY = (6, 9, 5, 10)
 # A convolution rearranges input and weights, multiplies and reduces. The backward pass also transposes the weights.
 _CONV_LAUNCHES, _BACKWARD_LAUNCHES = 4, 5
+
+
+def launches(operation: Node) -> tuple[int, int]:
+    """Return the number of compute sets in an operation's forward and backward pass."""
+    if operation.op in PRODUCTS:
+        return _CONV_LAUNCHES, 2 * _BACKWARD_LAUNCHES
+    return _counts(operation)[2:]
+
+
+def _counts(operation: Node) -> tuple[float, float, int, int]:
+    """Return the four numbers of an operation that is no product."""
+    if operation.op == "proxy":
+        return _PROXY
+    kind = "group norm" if isinstance(operation.norm, GroupNorm) else operation.op
+    return _ACCESSES.get(kind, _ELEMENTWISE)
 
 
 class Cycles(NamedTuple):
@@ -120,25 +135,19 @@ class Kernels:
 
     def forward(self, operation: Node) -> Work:
         """Return the work of an operation's forward pass for one micro-batch."""
-        if operation.op in ("conv", "dense"):
+        if operation.op in PRODUCTS:
             return self._product(operation, _CONV_LAUNCHES, weights=False)
-        reads, _, launches, _ = self._counts(operation)
-        return self._elements(operation, reads + (self.two_pass and operation.op == "norm"), launches)
+        reads, _, launched, _ = _counts(operation)
+        return self._elements(operation, reads + (self.two_pass and operation.op == "norm"), launched)
 
     def backward(self, operation: Node, first: bool = False) -> Work:
         """Return the work of an operation's backward pass for one micro-batch. If it is `first`, it reads images,
         so it computes no gradient of its input."""
-        if operation.op in ("conv", "dense"):
+        if operation.op in PRODUCTS:
             work = self._product(operation, _BACKWARD_LAUNCHES, weights=True)
             return work if first else work + self._product(operation, _BACKWARD_LAUNCHES, weights=False)
-        _, reads, _, launches = self._counts(operation)
-        return self._elements(operation, reads, launches)
-
-    def _counts(self, operation: Node) -> tuple[float, float, int, int]:
-        if operation.op == "proxy":
-            return _PROXY
-        kind = "group norm" if isinstance(operation.norm, GroupNorm) else operation.op
-        return _ACCESSES.get(kind, _ELEMENTWISE)
+        _, reads, _, launched = _counts(operation)
+        return self._elements(operation, reads, launched)
 
     def _elements(self, operation: Node, accesses: float, launches: int) -> Work:
         elements = math.ceil(self.batch * max(operation.source.elements, operation.shape.elements) / self.tiles)

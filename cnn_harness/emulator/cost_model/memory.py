@@ -1,32 +1,31 @@
 """Predict the memory of each IPU of a plan at the peak of an update.
 
-A size is the bytes in the fullest tile times the number of tiles, so it can be compared with the memory of an IPU. `UNEVEN`
-is the ratio of the fullest tile to the mean, because large tensors do not divide evenly. With these constants, every
-published configuration that ran on IPUs fits; tests check each one.
+A size is the bytes in the fullest tile times the number of tiles, so it can be compared with the memory of an IPU. `sizes`
+counts what does not depend on the fitted constants, and `IpuSizes.memory` applies the constants. Memory is full at one
+moment of an update. Until then, the activations of operations that follow are free again, so they do not count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
+from cnn_harness.emulator.cost_model.kernels import launches
+from cnn_harness.emulator.cost_model.memory_constants import MEMORY, MemoryConstants
 from cnn_harness.emulator.cost_model.systems import Ipu
 from cnn_harness.emulator.cost_model.workload import EXCHANGE_TARGETS, Workload
 from cnn_harness.emulator.network.network import PRODUCTS, Node
-from cnn_harness.emulator.plan.lifetimes import alive, kept
+from cnn_harness.emulator.plan.lifetimes import alive, kept_by_each
 
-CODE = 45  # each launched operation takes 45 bytes of code in every tile.
-CODE_ALWAYS = 24_000  # loops, host exchange, collectives and the stacks of six threads take 24,000 bytes in every tile.
-UNEVEN = 1.1  # the fullest tile has 1.1 times the bytes of the mean tile.
-TEMPORARIES = 2.0  # copies and partial sums take twice the memory of the largest product: of its input, output and weights.
 USUAL_IO_TILES = 32
 PREFETCHED = 1  # by default, one micro-batch of images waits on the IPU.
 
 
 @dataclass(frozen=True, kw_only=True)
 class IpuMemory:
-    """The bytes of one IPU by use. Micro-batches that wait for their backward pass have `stashed_activations`; the current
-    micro-batch has `activations`."""
+    """The bytes of one IPU by use, when it is fullest. Micro-batches and blocks of layers that wait for their backward pass
+    have `stashed_activations`; the block whose gradients are computed has `activations`."""
 
     weights: int = 0
     optimiser_state: int = 0
@@ -42,97 +41,153 @@ class IpuMemory:
         """The bytes of the fullest tile times the number of tiles."""
         return sum(asdict(self).values())
 
-    def __add__(self, other: IpuMemory) -> IpuMemory:
-        return IpuMemory(**{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)})
+
+class Moment(NamedTuple):
+    """The bytes that an IPU holds for one operation: activations that wait, those of the current block of layers, and input,
+    output and weights of a product. The temporaries of a product take at most `limit`."""
+
+    waiting: float
+    active: float
+    product: float
+    limit: float
+
+    def bytes(self, constants: MemoryConstants) -> tuple[float, float, float]:
+        """Return the bytes of waiting activations, of active ones, and of temporaries."""
+        temporaries = min(self.limit, constants.temporaries * self.product)
+        return constants.uneven * self.waiting, constants.uneven * self.active, temporaries
 
 
-def of_ipus(workload: Workload, ipu: Ipu) -> tuple[IpuMemory, ...]:
+@dataclass(frozen=True, kw_only=True)
+class IpuSizes:
+    """What one IPU holds: bytes without the fitted constants, and `launches`, whose code is in all `tiles`."""
+
+    weights: float
+    optimiser_state: float
+    gradients: float
+    images: float
+    launches: float
+    tiles: int
+    moments: tuple[Moment, ...]
+
+    def memory(self, constants: MemoryConstants) -> IpuMemory:
+        """Return the memory at its peak."""
+        stashed, active, temporaries = max((each.bytes(constants) for each in self.moments), key=sum, default=(0, 0, 0))
+        return IpuMemory(
+            weights=int(constants.uneven * self.weights),
+            optimiser_state=int(constants.uneven * self.optimiser_state),
+            gradients=int(constants.uneven * self.gradients),
+            stashed_activations=int(stashed),
+            activations=int(active),
+            temporaries=int(temporaries),
+            images=int(self.images),
+            code=int(self.tiles * (constants.code_always + constants.code * self.launches)),
+        )
+
+
+def of_ipus(workload: Workload, ipu: Ipu, constants: MemoryConstants = MEMORY) -> tuple[IpuMemory, ...]:
     """Return the memory of each IPU of a replica. Each stage has an IPU, or all stages share one."""
+    return tuple(each.memory(constants) for each in sizes(workload, ipu))
+
+
+def sizes(workload: Workload, ipu: Ipu) -> tuple[IpuSizes, ...]:
+    """Return what each IPU of a replica holds."""
     stages = range(len(workload.plan.stages))
-    each = [_stage(workload, ipu, stage) for stage in stages]
-    if not workload.one_device:
-        return tuple(each)
-    # Only one stage computes at a time.
-    together = sum((replace(memory, activations=0, temporaries=0) for memory in each), IpuMemory())
-    together = replace(
-        together,
-        activations=max(memory.activations for memory in each),
-        temporaries=max(memory.temporaries for memory in each),
-        code=together.code - (len(each) - 1) * CODE_ALWAYS * ipu.tiles,
-    )
-    return (together,)
+    return tuple(_sizes(workload, ipu, own) for own in ([stages] if workload.one_device else [[stage] for stage in stages]))
 
 
-def _stage(workload: Workload, ipu: Ipu, stage: int) -> IpuMemory:
-    plan, operations = workload.plan, workload.operations(stage)
-    options, precision, batch = plan.options, plan.precision, plan.micro_batch_size
-    variables = [variable for operation in operations for variable in operation.variables]
-    trained = workload.trained_elements[stage]
-    element = workload.bytes_per_element
-    weights = sum(min(precision.stored_format(v).bytes, precision.compute.bytes) * v.elements for v in variables)
-    stored = [(precision.stored_format(v).bytes, v.elements) for v in workload.moved(stage)]
-    masters = sum(size * elements for size, elements in stored if size > precision.compute.bytes)  # layers use copies.
-    io_share = ipu.tiles / ipu.computing_tiles(options.num_io_tiles)
-    stashed, peak, temporaries = _activations(workload, stage) if workload.training else _of_one_operation(operations, batch)
-    cap = workload.proportion(stage) * ipu.memory
-    passes = 3 if workload.training else 1  # recomputation shares the code of the forward pass.
-    launched = sum(4 if o.op in (*PRODUCTS, "norm", "proxy") else 1 for o in operations)
-    state = masters if workload.training else 0  # weights stay on the IPU, because every pass reads them.
-    if workload.training and not workload.offloads:
-        state += workload.slot_bytes[stage] // (plan.total_replicas if options.rts else 1)
+def _sizes(workload: Workload, ipu: Ipu, stages: Sequence[int]) -> IpuSizes:
+    """Return what an IPU with these stages holds."""
+    plan, options, precision = workload.plan, workload.plan.options, workload.plan.precision
+    operations = [operation for stage in stages for operation in workload.operations(stage)]
+    share = ipu.tiles / ipu.computing_tiles(options.num_io_tiles)
+    stored = [(precision.stored_format(v).bytes, v.elements) for o in operations for v in o.variables]
+    compute = precision.compute.bytes
+    state, gradients = 0, [0]
+    if workload.training:
+        moved = [(precision.stored_format(v).bytes, v.elements) for stage in stages for v in workload.moved(stage)]
+        # Layers use narrow copies of wide weights. Both stay on the IPU, because every pass reads them.
+        state = sum(size * elements for size, elements in moved if size > compute)
+        if not workload.offloads:
+            state += sum(workload.slot_bytes[stage] // (plan.total_replicas if options.rts else 1) for stage in stages)
+        # A gradient is added in the format of its weight. If one pass makes an update, each gradient is used at once.
+        gradients = [max(precision.accumulator.bytes, size) * elements for size, elements in moved] or [0]
+    at_once = plan.accumulation == plan.total_replicas == 1
     prefetched = PREFETCHED if options.prefetch_depth is None else options.prefetch_depth
-    images = (1 + prefetched) * batch * workload.image_bytes if stage == 0 and workload.from_host else 0
-    exchange_code = EXCHANGE_TARGETS[options.internal_exchange_optimisation_target][1]
-
-    def spread(size: float) -> int:
-        return int(UNEVEN * size * io_share)
-
-    return IpuMemory(
-        weights=spread(weights),
-        optimiser_state=spread(state),
-        gradients=spread(trained * precision.accumulator.bytes) if workload.training else 0,
-        stashed_activations=spread(stashed * batch * element),
-        activations=spread(peak * batch * element),
-        temporaries=int(min(cap, TEMPORARIES * temporaries * element)),
-        images=int(images),
-        code=int(ipu.tiles * (CODE_ALWAYS + exchange_code * CODE * passes * launched)),
+    images = (1 + prefetched) * plan.micro_batch_size * workload.image_bytes if 0 in stages and workload.from_host else 0
+    passes = 1 + workload.training  # recomputation shares the code of the forward pass.
+    moments = _of_training(workload, stages) if workload.training else _of_inference(workload, stages)
+    limits = {stage: workload.proportion(stage) * ipu.memory for stage in stages}
+    return IpuSizes(
+        weights=share * sum(min(size, compute) * elements for size, elements in stored),
+        optimiser_state=share * state,
+        gradients=share * (max(gradients) if at_once else sum(gradients)),
+        images=images,
+        launches=EXCHANGE_TARGETS[options.internal_exchange_optimisation_target][1]
+        * sum(sum(launches(operation)[:passes]) for operation in operations),
+        tiles=ipu.tiles,
+        moments=_largest(
+            Moment(share * compute * waiting, share * compute * active, compute * product, limits[stage])
+            for stage, waiting, active, product in moments
+        ),
     )
 
 
-def _activations(workload: Workload, stage: int) -> tuple[int, int, int]:
-    """Return three numbers of elements. The first counts the activations per image that wait for a backward pass, the second
-    the activations per image of the current micro-batch. The third is the size of the micro-batch's largest product.
+def _of_training(workload: Workload, stages: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
+    """Yield for each operation its stage and three numbers of elements: activations that wait, those of the current block of
+    layers that its gradients or earlier ones read, and the size of a product.
 
     Without recomputation, all activations that the backward pass reads are kept. With recomputation, only the stage's input
     waits for each micro-batch in flight, and the whole stage is recomputed before its backward pass. A single stage keeps
-    the inputs of its segments and recomputes one segment at a time.
+    the inputs of its segments and recomputes one segment at a time. If an IPU has several stages, a stage computes its
+    gradients when those of later stages are complete.
     """
-    operations = workload.operations(stage)
-    if not operations:
-        return 0, 0, 0
-    live = workload.max_in_flight[stage]
-    entering = operations[0].source.elements
-    read = kept(operations)
-    largest = max(_product_elements(operation, workload.plan.micro_batch_size) for operation in operations)
-    if not workload.recomputes(stage):
-        return entering * live + (live - 1) * read.total(), read.total(), largest
-    if len(workload.plan.stages) > 1:
-        return entering * live, read.total(), largest
-    inputs = sum(workload.network.by_segment[name][0].source.elements for name in read)
-    return inputs, max(read.values()), largest
+    batch, before = workload.plan.micro_batch_size, 0
+    for stage in stages:
+        operations, live = workload.operations(stage), workload.max_in_flight[stage]
+        kept = kept_by_each(operations)
+        recomputes = workload.recomputes(stage)
+        blocks = [(operations, kept)] if operations else []
+        if recomputes and len(workload.plan.stages) == 1:
+            blocks = list(_segments(operations, kept))
+        for block, sizes in blocks:
+            entering = block[0].source.elements
+            waiting = before + batch * (entering * live + (0 if recomputes else live - 1) * sum(sizes))
+            active = 0
+            for operation, size in zip(block, sizes):
+                active += batch * size
+                yield stage, waiting, active, _product(operation, batch)
+            before += batch * (entering + (0 if recomputes else sum(sizes)))
 
 
-def _of_one_operation(operations: Sequence[Node], batch: int) -> tuple[int, int, int]:
-    """Return the three numbers of `_activations` for inference. No activation waits, and the largest operation gives the
-    other two numbers."""
-    sizes = zip(alive(operations), (_product_elements(operation, batch) for operation in operations))
-    return 0, *max(sizes, key=lambda size: batch * size[0] + TEMPORARIES * size[1])
+def _segments(operations: Sequence[Node], kept: Sequence[int]) -> Iterator[tuple[list[Node], list[int]]]:
+    """Yield the operations of each segment, with what each keeps."""
+    for name in dict.fromkeys(operation.segment for operation in operations):
+        own = [k for k, operation in enumerate(operations) if operation.segment == name]
+        yield [operations[k] for k in own], [kept[k] for k in own]
 
 
-def _product_elements(operation: Node, batch: int) -> int:
+def _of_inference(workload: Workload, stages: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the numbers of `_of_training` for inference, in which no activation waits."""
+    batch = workload.plan.micro_batch_size
+    for stage in stages:
+        operations = workload.operations(stage)
+        for operation, size in zip(operations, alive(operations)):
+            yield stage, 0, batch * size, _product(operation, batch)
+
+
+def _product(operation: Node, batch: int) -> int:
     """Return the number of elements in input, output and weights of a product. Return 0 for other operations, which have no
     temporaries."""
     if operation.op not in PRODUCTS:
         return 0
     weights = sum(variable.elements for variable in operation.variables)
     return batch * (operation.source.elements + operation.shape.elements) + weights
+
+
+def _largest(moments: Iterable[Moment]) -> tuple[Moment, ...]:
+    """Return the moments that may be the fullest with some constants."""
+    found: list[Moment] = []
+    for each in sorted(set(moments), key=lambda moment: -(moment.waiting + moment.active)):
+        if not any(other.product >= each.product and other.limit >= each.limit for other in found):
+            found.append(each)
+    return tuple(found)

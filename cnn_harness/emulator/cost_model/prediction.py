@@ -10,7 +10,8 @@ from cnn_harness.base.errors import OptionError
 from cnn_harness.emulator.cost_model import memory
 from cnn_harness.emulator.cost_model.constants import FITTED, Constants
 from cnn_harness.emulator.cost_model.kernels import SegmentCosts
-from cnn_harness.emulator.cost_model.memory import IpuMemory
+from cnn_harness.emulator.cost_model.memory import IpuMemory, IpuSizes
+from cnn_harness.emulator.cost_model.memory_constants import AGREEING, MEMORY
 from cnn_harness.emulator.cost_model.systems import System
 from cnn_harness.emulator.cost_model.throughput import Timing
 from cnn_harness.emulator.cost_model.workload import Workload
@@ -26,9 +27,13 @@ class Prediction:
     timing: Timing
 
     @cached_property
+    def _sizes(self) -> tuple[IpuSizes, ...]:
+        return memory.sizes(self.workload, self.system.ipu)
+
+    @cached_property
     def memories(self) -> tuple[IpuMemory, ...]:
         """The memory of each IPU of one replica."""
-        return memory.of_ipus(self.workload, self.system.ipu)
+        return tuple(each.memory(MEMORY) for each in self._sizes)
 
     @property
     def capacity(self) -> int:
@@ -45,10 +50,22 @@ class Prediction:
         """The free bytes on the fullest IPU; negative if the plan does not fit."""
         return self.capacity - self.fullest.total
 
+    @cached_property
+    def room_range(self) -> tuple[int, int]:
+        """The least and the most free bytes on the fullest IPU, with all constants that agree with the published facts."""
+        fullest = [max(each.memory(constants).total for each in self._sizes) for constants in (MEMORY, *AGREEING)]
+        return self.capacity - max(fullest), self.capacity - min(fullest)
+
     @property
     def fits(self) -> bool:
         """True if the memory of every IPU suffices."""
         return self.room >= 0
+
+    @property
+    def certain(self) -> bool:
+        """True if all constants that agree with the published facts answer alike whether the plan fits."""
+        least, most = self.room_range
+        return least >= 0 or most < 0
 
     @property
     def update_parts(self) -> dict[str, float]:
@@ -83,6 +100,7 @@ class Prediction:
             "memory_bytes_per_ipu": [each.total for each in self.memories],
             "memory_capacity_bytes": self.capacity,
             "memory_room_bytes": self.room,
+            "memory_room_bytes_range": list(self.room_range),
             "memory_parts": [asdict(each) for each in self.memories],
             "images_per_second": timing.images_per_second,
             "update_seconds": timing.seconds,

@@ -16,11 +16,16 @@ _IN_PLACE = ("norm", "add", "relu", "relu6")  # they write the result over an in
 def kept(operations: Sequence[Node], joined: Collection[str] = ()) -> Counter[str]:
     """Return how many elements of one sample wait for the backward pass in each segment. The operations `joined` keep no
     input, because a kernel computes them together with the norm before them."""
-    needed = {value for o in operations if o.op not in (*_NEED_NO_INPUT, *joined) for value in o.inputs}
     sizes: Counter[str] = Counter()
-    for o in operations:
-        sizes[o.segment] += o.shape.elements * (o.op in _NEED_RESULT or o.outputs[0] in needed)
+    for o, size in zip(operations, kept_by_each(operations, joined)):
+        sizes[o.segment] += size
     return sizes
+
+
+def kept_by_each(operations: Sequence[Node], joined: Collection[str] = ()) -> list[int]:
+    """Return how many elements of one sample each operation adds to those that wait, as in `kept`."""
+    needed = {value for o in operations if o.op not in (*_NEED_NO_INPUT, *joined) for value in o.inputs}
+    return [o.shape.elements * (o.op in _NEED_RESULT or o.outputs[0] in needed) for o in operations]
 
 
 def alive(operations: Sequence[Node]) -> Iterator[int]:

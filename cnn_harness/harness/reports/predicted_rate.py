@@ -37,6 +37,7 @@ def lines(run: Run) -> list[str]:
     room, timing = prediction.room / MIB, prediction.timing
     idle = f"{100 * timing.idle_share:.0f} % idle, " if run.plan.options.shards > 1 else ""
     fit = f"{room:,.0f} MiB free" if prediction.fits else f"does not fit: {-room:,.0f} MiB too much"
+    fit += "" if prediction.certain else " (within the error)"
     return [
         f"Predicted on {prediction.system.name}, {sdk_of(prediction)}: {timing.images_per_second:,.0f} img/sec, "
         f"{duration(timing.hours)}, {idle}{fit} on the fullest IPU; for details, run cnn plan"

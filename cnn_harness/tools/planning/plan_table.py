@@ -28,18 +28,31 @@ def comparison(planned: Sequence[Planned]) -> list[str]:
     width, shares = max(len(each.name) for each in planned), efficiencies(planned)
     heading = f" {'efficiency':>10s}" if any(shares) else ""
     lines = [f"{'':{width}s}  {'system':9s} {'IPUs':>4s} {'replicas':>8s} {'accum.':>6s} {'batch':>6s} {'fits':>4s} "
-             f"{'fullest IPU':>11s} {'img/sec':>9s}{heading} {'hours':>7s} {'energy':>10s} {'idle':>5s}"]  # fmt: skip
+             f"{'fullest IPU':>11s} {'MiB free':>20s} "
+             f"{'img/sec':>9s}{heading} {'hours':>7s} {'energy':>10s} {'idle':>5s}"]  # fmt: skip
     for each, efficiency in zip(planned, shares):
         prediction, timing, plan = each.prediction, each.prediction.timing, each.prediction.workload.plan
         share = f"{'' if efficiency is None else f'{100 * efficiency:.0f} %':>10s}"
         lines.append(
             f"{each.name:{width}s}  {prediction.system.name:9s} {plan.ipus:4d} {plan.total_replicas:8d} "
-            f"{plan.accumulation:6d} {plan.global_batch:6d} {'yes' if prediction.fits else 'NO':>4s} "
-            f"{prediction.fullest.total / MIB:7,.0f} MiB {timing.images_per_second:9,.0f}{f' {share}' if heading else ''} "
+            f"{plan.accumulation:6d} {plan.global_batch:6d} {_verdict(prediction):>4s} "
+            f"{prediction.fullest.total / MIB:7,.0f} MiB {_free(prediction):>20s} "
+            f"{timing.images_per_second:9,.0f}{f' {share}' if heading else ''} "
             f"{timing.hours:7.1f} {energy(prediction):>10s} {100 * timing.idle_share:3.0f} %"
             + (f"  {each.undivided}" if each.undivided else "")
         )
     return lines
+
+
+def _verdict(prediction: Prediction) -> str:
+    """Return whether a plan fits. A question mark means that the answer is within the error."""
+    return ("yes" if prediction.fits else "NO") + "?" * (not prediction.certain)
+
+
+def _free(prediction: Prediction) -> str:
+    """Return the free memory in MiB, and its range."""
+    least, most = (round(each / MIB) for each in prediction.room_range)
+    return f"{prediction.room / MIB:,.0f} ({least:,} to {most:,})"
 
 
 def energy(prediction: Prediction) -> str:
@@ -84,13 +97,18 @@ def one(planned: Planned, whole: bool = True) -> str:
 def _fit(planned: Planned) -> list[str]:
     prediction = planned.prediction
     capacity, room = prediction.capacity / MIB, prediction.room / MIB
+    least, most = (each / MIB for each in prediction.room_range)
     parts = sorted(asdict(prediction.fullest).items(), key=lambda part: -part[1])[:4]
     largest = ", ".join(f"{name.replace('_', ' ')} {size / MIB:,.0f}" for name, size in parts)
+    unsure = "" if prediction.certain else ", but this is within the error"
     if prediction.fits:
-        return [f"  fits: {room:,.0f} of {capacity:,.0f} MiB free on the fullest IPU (largest parts in MiB: {largest})"]
+        return [
+            f"  fits{unsure}: {room:,.0f} of {capacity:,.0f} MiB free on the fullest IPU; {least:,.0f} to {most:,.0f} with "
+            f"all constants that agree with published runs (largest parts in MiB: {largest})"
+        ]
     lines = [
-        f"  DOES NOT FIT: {-room:,.0f} MiB too much for the fullest IPU with {capacity:,.0f} MiB "
-        f"(largest parts in MiB: {largest})"
+        f"  DOES NOT FIT{unsure}: {-room:,.0f} MiB too much for the fullest IPU with {capacity:,.0f} MiB; {-most:,.0f} to "
+        f"{-least:,.0f} with all constants that agree with published runs (largest parts in MiB: {largest})"
     ]
     return [*lines, *(f"    try {remedy}" for remedy in planned.remedies[:4])]
 
