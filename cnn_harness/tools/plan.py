@@ -44,9 +44,11 @@ def plan(request: PlanRequest) -> list[Planned]:
     """Return the prediction for each configuration and system, in the order of the command line."""
     scaled = len(request.systems) > 1
     return [
-        Planned(name, predict(work, system), run, notes, undivided=variants.undivided(work, system) if scaled else "")
-        for name, run, notes, work, system in plan_options.cases(request)
-    ]
+        Planned(
+            case.name, predict(case.workload, case.system), case.run, case.notes, changes=case.changes,
+            undivided=variants.undivided(case.workload, case.system) if scaled else "",
+        ) for case in plan_options.cases(request)
+    ]  # fmt: skip
 
 
 if __name__ == "__main__":

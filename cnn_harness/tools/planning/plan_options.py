@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any, NamedTuple
 
 from cnn_harness.base.errors import OptionError
+from cnn_harness.base.fields import short
 from cnn_harness.base.process import command_line
 from cnn_harness.emulator.cost_model import variants
 from cnn_harness.emulator.cost_model.prediction import check_tiles
@@ -25,14 +29,22 @@ from cnn_harness.harness.run.resolve import Prepared, prepare
 from cnn_harness.harness.run.run import Run
 
 MAX_PROCESSES = 65536
+MAX_VARIED = 6
 TRAINING_ONLY = ("dry_run", "explain", "summary")  # cnn plan rejects these options of train.py.
 FOLDERS = "imagefolder"  # This data set is read, because the number of classes depends on the files.
 
 
+class PlanCall(NamedTuple):
+    """A call of train.py to plan, with its name. `changes` has the options that --vary added."""
+
+    name: str
+    call: Call
+    changes: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
-    """The parsed command line of cnn plan. `calls` contains the name and the call of train.py of each
-    configuration."""
+    """The parsed command line of cnn plan."""
 
     systems: tuple[System, ...]
     json: str | None
@@ -41,7 +53,7 @@ class PlanRequest:
     inference: bool
     processes: int | None
     help: bool
-    calls: tuple[tuple[str, Call], ...]
+    calls: tuple[PlanCall, ...]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -57,6 +69,9 @@ def parser() -> argparse.ArgumentParser:
                      "get the same global batch. Default: the smallest Mk2 POD with enough IPUs")  # fmt: skip
     own.add_argument("--config", nargs="+", default=[], metavar="NAME", action="extend",
                      help="one or more configurations to plan and compare")  # fmt: skip
+    own.add_argument("--vary", nargs="+", default=[], metavar="OPTIONS", action="extend",
+                     help="also plan with other options, and with all combinations of them, as in --vary 'precision 16.32' "
+                     "'micro-batch-size 4'")  # fmt: skip
     own.add_argument("--json", metavar="FILE", help="write the predictions to FILE as JSON; - is standard output")
     own.add_argument("--html", metavar="FILE", help="write the predictions to an HTML page with charts")
     own.add_argument("--search", action="store_true", help="search for the fastest plan that fits in memory, with the same "
@@ -84,13 +99,32 @@ def parse(argv: Sequence[str]) -> PlanRequest:
     if known.inference and known.search:
         raise OptionError("--search finds plans for training only; leave out --search or --inference")
     names = list(dict.fromkeys(known.config))
-    calls = [(name, Call.of_values({"config": name}, "train") + call) for name in names] or [("", call)]
+    named = [(name, Call.of_values({"config": name}, "train") + call) for name in names] or [("", call)]
+    calls = [each for label, whole in named for each in _varied(label, whole, tuple(dict.fromkeys(known.vary)))]
     return PlanRequest(
         systems=tuple(dict.fromkeys(map(by_name, known.system))), json=known.json, html=known.html, search=known.search,
         inference=known.inference, processes=known.processes, calls=tuple(calls),
         # This also finds abbreviations such as --hel, which train.py accepts.
         help=known.help or "help" in call,
     )  # fmt: skip
+
+
+def _varied(label: str, call: Call, texts: Sequence[str]) -> Iterator[PlanCall]:
+    """Yield the call with each combination of changes, first those with few changes."""
+    if len(texts) > MAX_VARIED:
+        raise OptionError(f"--vary has {len(texts)} texts; give at most {MAX_VARIED}, because all combinations are planned")
+    changes = []
+    for letter, text in zip(ascii_uppercase, texts):
+        try:
+            words = shlex.split(text if text.startswith("-") else f"--{text}")
+        except ValueError as error:
+            raise OptionError(f"--vary {short(text)}: {error}; give options as on a command line") from None
+        changes.append((letter, words))
+    for count in range(len(changes) + 1):
+        for chosen in combinations(changes, count):
+            letters = " ".join(f"+{letter}" for letter, _ in chosen)
+            words = [word for _, words in chosen for word in words]
+            yield PlanCall(f"{label} {letters}".strip(), call + Call.of_words(words, "train"), " ".join(words))
 
 
 def run_of(call: Call, environ: Mapping[str, str] = os.environ, *, training: bool = True) -> Prepared:
@@ -145,6 +179,7 @@ class Case(NamedTuple):
     notes: tuple[str, ...]
     workload: Workload
     system: System
+    changes: str
 
 
 def cases(request: PlanRequest) -> Iterator[Case]:
@@ -153,7 +188,7 @@ def cases(request: PlanRequest) -> Iterator[Case]:
 
     If there are several systems, each plan uses as many replicas as its system has room for, with the same global batch.
     """
-    for label, call in request.calls:
+    for label, call, changes in request.calls:
         run, _, notes = run_of(call, training=not request.inference)
         work = run.workload(request.processes)
         for asked in request.systems or (None,):
@@ -162,7 +197,8 @@ def cases(request: PlanRequest) -> Iterator[Case]:
             scaled = variants.scaled(work, system) if len(request.systems) > 1 else work
             if scaled is None:
                 raise _too_small(system, work)
-            yield Case(label or run.name, run, notes, scaled, system)
+            named = label if label and not label.startswith("+") else f"{run.name} {label}".strip()
+            yield Case(named, run, notes, scaled, system, changes)
 
 
 def _too_small(system: System, work: Workload) -> OptionError:

@@ -41,7 +41,8 @@ def comparison(planned: Sequence[Planned]) -> list[str]:
             f"{timing.hours:7.1f} {energy(prediction):>10s} {100 * timing.idle_share:3.0f} %"
             + (f"  {each.undivided}" if each.undivided else "")
         )
-    return lines
+    singles = {each.name.rpartition("+")[2]: each.changes for each in planned if each.name.count(" +") == 1}
+    return [*lines, *(f"  +{letter}: {changes}" for letter, changes in singles.items())]
 
 
 def _verdict(prediction: Prediction) -> str:

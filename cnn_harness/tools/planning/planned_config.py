@@ -39,6 +39,7 @@ class Planned:
     frontier: tuple[Prediction, ...] = ()
     looked_at: int = 0
     undivided: str = ""  # the reason if the plan leaves some IPUs of the system unused
+    changes: str = ""  # the options that --vary added
 
     @cached_property
     def remedies(self) -> tuple[str, ...]:
@@ -51,8 +52,9 @@ class Planned:
         found = {}
         if self.given:
             found = {"configuration": self.block, "looked_at": self.looked_at, "given": self.given.values()}
+        changes = {"changes": self.changes} if self.changes else {}
         scaling = {"efficiency": efficiency, "undivided": self.undivided, "remedies": list(self.remedies)}
-        return {"name": self.name, **self.prediction.values(), **scaling, **found}
+        return {"name": self.name, **changes, **self.prediction.values(), **scaling, **found}
 
     @property
     def block_name(self) -> str:
@@ -101,9 +103,12 @@ def efficiencies(planned: Sequence[Planned]) -> list[float | None]:
 def fastest(request: PlanRequest) -> list[Planned]:
     """Return the fastest plan for each configuration and system. Raise OptionError if no plan fits in memory."""
     planned = []
-    for name, run, notes, work, system in plan_options.cases(request):
+    for name, run, notes, work, system, changes in plan_options.cases(request):
         given, plans = predict(work, system), search.search(work, system)
-        candidates = [Planned(name, each, run, notes, given, plans.frontier, plans.looked_at) for each in plans.frontier]
+        candidates = [
+            Planned(name, each, run, notes, given, plans.frontier, plans.looked_at, changes=changes)
+            for each in plans.frontier
+        ]
         if not candidates:
             raise OptionError(
                 f"{name}: none of {plans.looked_at} plans with global batch {work.plan.global_batch} fits on {system.name}; "
