@@ -60,6 +60,30 @@ def test_page_is_self_contained(tmp_path):
     assert all(text.count(f">{title}<") == count for title, count in (("Memory of each IPU", 4), ("Schedules", 2)))
 
 
+def test_combinations_of_changes_are_planned():
+    """B4 fits on two IPUs with all three techniques of the article, and not without any of them."""
+    words = ("--config", "mk2_efficientnet_b4_g16_16ipus", "--num-io-tiles", 32, "--prefetch-depth", 3, "--vary")
+    changes = ("precision 16.32", "--micro-batch-size 4 --gradient-accumulation-count 192", "group-dim 1 --expand-ratio 6")
+    plans = json.loads(succeed("plan", *words, *changes, "--json", "-").out)
+    assert [plan["fits"] for plan in plans] == [True] + [False] * 7
+    assert [plan["name"].count("+") for plan in plans] == [0, 1, 1, 1, 2, 2, 2, 3]
+    assert plans[-1]["changes"] == "--precision 16.32 --micro-batch-size 4 --gradient-accumulation-count 192 " \
+        "--group-dim 1 --expand-ratio 6"  # fmt: skip
+    assert (plans[2]["micro_batch"], plans[2]["global_batch"], plans[-1]["precision"]) == (4, 6144, "16.32")
+    for plan in plans:
+        least, most = plan["memory_room_bytes_range"]
+        assert least <= plan["memory_room_bytes"] <= most and (least >= 0 or most < 0)
+    out = succeed("plan", *words, *changes).out
+    assert "  +B: --micro-batch-size 4 --gradient-accumulation-count 192\n" in out and "-45 (-76 to -2)" in out
+
+
+def test_uncertain_answers_say_so():
+    out = succeed("plan", "--config", "mk2_efficientnet_b4_g16_16ipus", "--precision", "16.32").out
+    assert "DOES NOT FIT, but this is within the error: " in out
+    several = succeed("plan", "--config", "mk2_efficientnet_b4_g16_16ipus", "--vary", "precision 16.32").out
+    assert " NO? " in several and " yes " in several
+
+
 def test_several_systems_keep_global_batch():
     """Each takes as many replicas as fit and accumulates less. Repeated systems are dropped; the order is the call's."""
     words = ("--config", "mk2_efficientnet_b4_g16_16ipus", "--system")
@@ -119,6 +143,8 @@ def test_found_plan_runs(tmp_path):
         ("--config B4-G16-GN-Nativ_16IPU_4x4", "did you mean B4-G16-GN-Native_16IPU_4x4"),
         ("--config quickstart --html /no/such/folder/x.html", "/no/such/folder"),
         ("--restore-path /no/such/run", "/no/such/run"),
+        ("--config quickstart --vary nosuch", "--nosuch"),
+        ("--config quickstart --vary a b c d e f g", "give at most 6"),
         ("--model efficientnet --model-size B7 --dataset imagenet --image-size 2048 --batch-size 1 --search --system POD4",
          "POD4"),
     ],
