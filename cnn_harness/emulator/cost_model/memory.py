@@ -59,7 +59,7 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class IpuSizes:
-    """What one IPU holds: bytes without the fitted constants, and `launches`, whose code is in all `tiles`."""
+    """The bytes that one IPU holds without the fitted constants, and its `launches`, whose code is in all `tiles`."""
 
     weights: float
     optimiser_state: float
