@@ -20,6 +20,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import islice
 from numbers import Number
 from os import PathLike
@@ -184,8 +185,8 @@ class TrainedNetwork:
         """
         formats = to if isinstance(to, str) else ",".join(to)
         target = Path(_path(output, "output", "the path of a folder"))
-        words = ["--to", formats, "--output", command_line.as_value(target), *["--int8"] * int8, *["--force"] * force]
-        _result(lambda: exporting.main([command_line.as_value(self.path), *words]), quiet)
+        values = {"restore_path": self.path, "to": formats, "output": target, "int8": int8, "force": force}
+        _result(lambda: exporting.main(Call.of_values(values, "validation")), quiet)
         return target
 
     def report(self, html: RunPath | None = None, *, evaluation: bool = True, quiet: bool = False) -> Path:
@@ -276,10 +277,10 @@ def finetune(folder: RunPath, *, quiet: bool = False, **options: Unpack[TrainOpt
     """
     place = _path(folder, "folder", _FOLDER)
     options = {"logs_path": finetuning.default_run(place), **options}
-    words = [command_line.as_value(Path(place)), *_call("train", options).words]
+    call = replace(_call("train", options), bare=(place,))
 
     def finetuned() -> TrainedNetwork:
-        finetuning.main(words)
+        finetuning.main(call)
         return load(options["logs_path"])
 
     return _result(finetuned, quiet)
@@ -291,9 +292,9 @@ def plan(config: str | None = None, system: str | None = None, **options: Unpack
     `system` is the name of a system, for example POD16. The default is the smallest system that is large enough.
     """
     with _errors():
-        request = plan_options.parse(_call("train", {"config": config, "system": system, **options}).words)
-        if request.json or request.html or request.help:
+        if options.keys() & {"json", "html", "help"}:
             raise OptionError("plan returns the prediction as a dictionary; leave out json, html and help")
+        request = plan_options.parse(_call("train", {"config": config, "system": system, **options}))
         found = planned_config.fastest(request) if request.search else planning.plan(request)
         if len(found) > 1:
             raise OptionError(f"plan returns one prediction, but {len(found)} are asked for; call it once for each")

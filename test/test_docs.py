@@ -16,7 +16,7 @@ from commands import succeed
 from cnn_harness.base import plugins
 from cnn_harness.base.process import commands
 from cnn_harness.harness.distributed import poprun_options
-from cnn_harness.harness.options import configs
+from cnn_harness.harness.options import configs, sections
 from cnn_harness.harness.options.catalogue import section_options
 from cnn_harness.harness.options.sections import SECTIONS
 from cnn_harness.harness.options.sources import DEFAULT_CONFIG_PATH
@@ -108,7 +108,9 @@ def test_options_without_effect_are_listed():
 
 def flags_of(*files: str) -> set[str]:
     """Return the flags of scripts with their own command line."""
-    written = [flag for file in files for flag in re.findall(r'"(--[\w-]+)"', (ROOT / file).read_text())]
+    texts = [(ROOT / file).read_text() for file in files]
+    written = [flag for text in texts for flag in re.findall(r'"(--[\w-]+)"', text)]
+    written += [sections.flag(name) for text in texts for name in re.findall(r"(?m)^    (\w+): .* = opt\(", text)]
     return {*written, *(flag.replace("--", "--no-", 1) for flag in written)}
 
 

@@ -43,6 +43,8 @@ META: Mapping[str, Any] = {
     "factors": (),  # older options whose product is the value; at most one factor may be above 1
     "traits": (),  # some of the traits above
     "needs": None,  # a `Condition`: without it, the option has no effect
+    "metavar": None,  # the name of the value in --help, such as FILE
+    "repeated": False,  # the flag takes one value, and may be given several times
 }
 
 

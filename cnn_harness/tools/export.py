@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cnn_harness.base import bounds
-from cnn_harness.base.errors import Failure, WrongInput
 from cnn_harness.base.fields import escaped
-from cnn_harness.base.process import command_line, tf_runtime
+from cnn_harness.base.process import tf_runtime
 from cnn_harness.base.storage import files
+from cnn_harness.harness.commands import answers
+from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.programs import embedded
 from cnn_harness.tools.exporting import comparison, export_folder, export_options, file_formats, network, readme
 from cnn_harness.tools.exporting.comparison import ExportError
@@ -29,12 +30,9 @@ if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf
 
 
-def main(argv: list[str]) -> int:
+def main(call: Call) -> int:
     """Export a network in every requested format, and compare each file with the checkpoint; return the exit code."""
-    request = export_options.parse(argv)
-    if request is None:
-        print(export_options.parser().format_help(), end="")
-        return 0
+    request = export_options.parse(call)
     file_formats.check_packages(request.formats)
     exported = network.open_network(request.path, request.options)
     texts = exported.texts(embedded.shape(exported.run)[1])
@@ -93,10 +91,5 @@ def _answers(name: str, content: Content, path: Path, images: np.ndarray) -> np.
         raise ExportError(f"--to {name}: {type(error).__name__}: {bounds.reason(error)}; no file was written") from None
 
 
-def script(argv: list[str] | None = None) -> int:
-    """Run the command; return its exit code."""
-    return command_line.run("cnn export", main, argv, (WrongInput,), (FloatingPointError, Failure, ExportError))
-
-
 if __name__ == "__main__":
-    sys.exit(script())
+    sys.exit(answers.run_command("export", main, None))

@@ -8,17 +8,16 @@ The command first checks the folder. Then it fits the classifier, and finally tr
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import cnn_harness.train as train
 from cnn_harness.base import bounds
 from cnn_harness.base.errors import Leave, OptionError
-from cnn_harness.base.fields import escaped, short
+from cnn_harness.base.fields import escaped, opt, short
 from cnn_harness.base.process import command_line
 from cnn_harness.base.process.signals import StopRequest
 from cnn_harness.Datasets.sources import locate
@@ -35,14 +34,24 @@ _INVALID = {
 }
 
 
-def main(argv: list[str]) -> int:
+FOLDER = {"FOLDER": "folder that contains a folder of images for each class"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneOptions(answers.OwnOptions):
+    """The options of cnn finetune itself."""
+
+    logs_path: str | None = opt(None, "run directory (default: logs/finetune_<name of FOLDER>)", metavar="DIR")
+
+
+def main(given: Call) -> int:
     """Check the folder, train, and write the report; return the exit code. A repeated call resumes the run."""
-    options, call = _parse(argv)
+    folder, logs_path, call = _parsed(given)
     if membership.under_poprun(os.environ):
         raise OptionError("cnn finetune runs in one process: start it without poprun, or use train.py")
     for name in filter(call.__contains__, _INVALID):
         raise OptionError(f"command line: cnn finetune does not accept {flag(name)}: {_INVALID[name]}")
-    folder, run = Path(options.folder), Path(options.logs_path or default_run(options.folder))
+    run = Path(logs_path or default_run(folder))
     usual = {"config": "finetune", "data_dir": folder, "logs_path": run, "autoresume": True}
     call = Call.of_values(usual, "train") + call
     parsed = answers.resolve(call)
@@ -52,7 +61,7 @@ def main(argv: list[str]) -> int:
     try:
         code = train.main(replace(call, parsed=parsed).under(_data_options(surveyed)))
     except (StopRequest, Leave):
-        print(f"Resume:           {hints.command('finetune', *argv)}")
+        print(f"Resume:           {hints.command('finetune', *given.words)}")
         raise
     if code == 0:
         _report(run)
@@ -104,22 +113,19 @@ def _accuracy(row: validations.Row) -> str:
     return f"{float(row['val_acc']):.1f}%{loss}"
 
 
-def _parse(argv: list[str]) -> tuple[argparse.Namespace, Call]:
-    """Return the options of `cnn finetune` itself, and the options of train.py."""
-    parser = command_line.Parser(
-        prog="cnn finetune",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="All options of train.py are accepted, too (see train.py --help). They override configuration finetune of\n"
+def _parsed(call: Call) -> tuple[Path, str | None, Call]:
+    """Return the folder of images, the value of --logs-path, and the options of train.py."""
+    first = next(iter(call.bare), "")
+    if "=" in first and not os.path.exists(first):
+        raise OptionError(f"{short(first)} is no folder; give the folder, then options: cnn finetune photos --epochs 5")
+    own, words, options = answers.own_options(
+        FinetuneOptions, call, "cnn finetune FOLDER [options]", __doc__, FOLDER,
+        "All options of train.py are accepted, too (see train.py --help). They override configuration finetune of\n"
         "configs.yml. --dry-run and --explain show the values.",
-    )
-    parser.add_argument("folder", metavar="FOLDER", help="folder that contains a folder of images for each class")
-    parser.add_argument("--logs-path", metavar="DIR", help="run directory (default: logs/finetune_<name of FOLDER>)")
-    if argv and "=" in argv[0] and not argv[0].startswith("-") and not os.path.exists(argv[0]):
-        raise OptionError(f"{short(argv[0])} is no folder; give the folder, then options: cnn finetune photos --epochs 5")
-    if (argv and argv[0] and not argv[0].startswith("-")) or answers.asks(Call.of_words(argv, "train")):
-        return answers.with_own_options(parser, argv, "train")
-    raise OptionError("give a folder of images first, for example: cnn finetune photos")
+    )  # fmt: skip
+    if not first:
+        raise OptionError("give a folder of images first, for example: cnn finetune photos")
+    return Path(words[0]), own.logs_path, replace(options, bare=words[1:])
 
 
 if __name__ == "__main__":

@@ -9,23 +9,20 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 
 from cnn_harness.emulator.cost_model import variants
 from cnn_harness.emulator.cost_model.prediction import predict
 from cnn_harness.harness.commands import answers
+from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.reports import output
 from cnn_harness.tools.planning import plan_options, plan_page, plan_table, planned_config
 from cnn_harness.tools.planning.plan_options import PlanRequest
 from cnn_harness.tools.planning.planned_config import Planned
 
 
-def main(argv: Sequence[str]) -> int:
+def main(call: Call) -> int:
     """Predict every configuration on every system, and print and write the results; return the exit code."""
-    request = plan_options.parse(argv)
-    if request.help:
-        print(plan_options.parser().format_help(), end="")
-        return 0
+    request = plan_options.parse(call)
     planned = planned_config.fastest(request) if request.search else plan(request)
     if request.html:
         output.write_atomically(request.html, plan_page.render(planned), output.PAGE)

@@ -22,7 +22,6 @@ To resume a sweep that was stopped or killed, repeat the call. To add trials, ad
 
 from __future__ import annotations
 
-import argparse
 import csv
 import hashlib
 import io
@@ -44,7 +43,7 @@ from typing import Any
 
 from cnn_harness.base import keys, plugins
 from cnn_harness.base.errors import DataError, OptionError, parts
-from cnn_harness.base.fields import decimal_number, short, whole_number
+from cnn_harness.base.fields import at_least, decimal_number, opt, short, whole_number
 from cnn_harness.base.process import command_line, jobs
 from cnn_harness.base.process.signals import Signals, StopRequest
 from cnn_harness.base.storage import files, locks, tables
@@ -113,19 +112,33 @@ class Result:
     row: Mapping[str, str] | None = None
 
 
-def main(argv: list[str]) -> int:
+PLACES = {"FILE": "YAML file with sweeps", "NAME": "name of a sweep in FILE, if it has several"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions(answers.OwnOptions):
+    """The options of cnn sweep that train.py does not have, or that mean something else there."""
+
+    logs_path: str = opt("logs/sweep", "folder in which every sweep has a folder for its runs", metavar="DIR")
+    jobs: int = opt(1, "number of parallel trials", check=at_least(1))
+    metric: str = opt("validation-accuracy", "rank trials by this metric", choices=(*METRICS, *ALIASES))
+    dry_run: bool = opt(False, "check and list the trials, then stop")
+
+
+def main(call: Call) -> int:
     """Check every trial, train the trials that are not complete, and compare them; return the exit code, 1 if a trial
     failed."""
-    given, shared = _parse(argv)
+    given, path, name, shared = _parsed(call)
+    metric = ALIASES.get(given.metric, given.metric)
     if membership.under_poprun(os.environ):
         raise OptionError("cnn sweep starts its own process for each trial; start it without poprun")
-    file = ConfigFile(given.file)
-    name = given.name or _only_sweep(file)
+    file = ConfigFile(path)
+    name = name or _only_sweep(file)
     entries = file.block(name, 2)
     top = Path(given.logs_path) / name
     made = (_trial(values, entries, shared, top) for values in _value_sets(name, entries))
     trials = list({trial.name: trial for trial in made}.values())  # drop duplicates
-    notes = [note for trial in trials for note in _check(trial, f"{given.file}: {name}", given.metric)]
+    notes = [note for trial in trials for note in _check(trial, f"{path}: {name}", metric)]
     count = "1 trial" if len(trials) == 1 else f"{len(trials)} trials"
     print(f"{name}: {count} in {top}, {given.jobs} at a time", *dict.fromkeys(notes), sep="\n", flush=True)
     if given.dry_run:
@@ -134,11 +147,11 @@ def main(argv: list[str]) -> int:
     top.mkdir(parents=True, exist_ok=True)
     with locks.lock_folder(top, "the sweep"):
         _check_unchanged(top, trials)
-        sweep = Sweep(trials, given.metric, top / "sweep.csv")
+        sweep = Sweep(trials, metric, top / "sweep.csv")
         try:
             sweep.run(given.jobs)
         except StopRequest:
-            print(f"Resume with:     {hints.command('sweep', *argv)}")
+            print(f"Resume with:     {hints.command('sweep', *call.words)}")
             raise
     print(f"\n{sweep.table()}\n\nTable:           {sweep.target}")
     best = [str(trial.folder) for trial, result in sweep.ordered() if result.state == COMPLETE][:16]
@@ -147,36 +160,19 @@ def main(argv: list[str]) -> int:
     return int(any(result.state == FAILED for result in sweep.results.values()))
 
 
-def _parse(argv: list[str]) -> tuple[argparse.Namespace, Call]:
-    """Return the sweep's own options, and the options of train.py that all trials share."""
-    parser = command_line.Parser(
-        prog="cnn sweep", usage="cnn sweep FILE [NAME] [options]", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="All other options of train.py are accepted, too. They apply to all trials and override the sweep's file.",
+def _parsed(call: Call) -> tuple[SweepOptions, str, str | None, Call]:
+    """Return the sweep's own options, its file, its name in the file, and the options of train.py that all trials share."""
+    own, places, shared = answers.own_options(
+        SweepOptions, call, "cnn sweep FILE [NAME] [options]", __doc__, PLACES,
+        "All other options of train.py are accepted, too. They apply to all trials and override the sweep's file.",
     )  # fmt: skip
-    add = parser.add_argument
-    add(
-        "--logs-path",
-        metavar="DIR",
-        default="logs/sweep",
-        help="folder in which every sweep has a folder for its runs (default: %(default)s)",
-    )
-    add("--jobs", type=command_line.int_between(1), default=1, metavar="N", help="number of parallel trials (default: 1)")
-    add("--metric", choices=(*METRICS, *ALIASES), default="validation-accuracy",
-        help="rank trials by this metric (default: %(default)s)")  # fmt: skip
-    add("--dry-run", action="store_true", help="check and list the trials, then stop")
-    first = next((k for k, word in enumerate(argv) if word.startswith("-")), len(argv))
-    places = argv[:first]
-    given, words = parser.parse_known_args(argv[first:])
     if not 1 <= len(places) <= 2:
         raise OptionError("give the file first, then the name of a sweep in it, for example: cnn sweep sweep.yml rates")
     cores = len(os.sched_getaffinity(0))
-    if given.jobs > cores:
+    if own.jobs > cores:
         number = f"{cores} cores" if cores > 1 else "1 core"
-        raise OptionError(f"--jobs {given.jobs}: every trial needs its own core, and this machine has {number}")
-    given.file, given.name = places[0], places[1] if len(places) > 1 else None
-    given.metric = ALIASES.get(given.metric, given.metric)
-    return given, Call.of_words(words, "train")
+        raise OptionError(f"--jobs {own.jobs}: every trial needs its own core, and this machine has {number}")
+    return own, places[0], places[1] if len(places) > 1 else None, shared
 
 
 def _only_sweep(file: ConfigFile) -> str:

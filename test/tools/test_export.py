@@ -27,6 +27,7 @@ from cnn_harness.Datasets.formats import preprocessing
 from cnn_harness.Datasets.pipeline import image_files
 from cnn_harness.Datasets.sources.registry import published_spec
 from cnn_harness.harness.checkpoints import find, read
+from cnn_harness.harness.commands import answers
 from cnn_harness.harness.programs import build
 from cnn_harness.tools import export
 from cnn_harness.tools.exporting import comparison, file_formats, network, predict
@@ -43,7 +44,7 @@ def exported(*words: object) -> Result:
     """Return the result of a call of cnn export."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
-        code = export.script([str(word) for word in words])
+        code = answers.run_command("export", export.main, [str(word) for word in words])
     return Result(code, out.getvalue(), err.getvalue())
 
 

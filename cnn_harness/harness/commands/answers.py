@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import os
 import sys
-from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from types import MappingProxyType
+from typing import Any, NoReturn, TypeVar
 
 from cnn_harness.base import version
 from cnn_harness.base.errors import Answered, Failure, OptionError, WrongInput
+from cnn_harness.base.fields import opt
 from cnn_harness.base.process import command_line, commands
 from cnn_harness.emulator.plan.options import FASTEST
 from cnn_harness.harness.options import option_help
 from cnn_harness.harness.options.call import DEFAULT_CONFIG_PATH, Call, Parsed
+from cnn_harness.harness.options.catalogue import Catalogue, section_options
 from cnn_harness.harness.options.sections import RunOptions
+from cnn_harness.harness.options.sources import from_call
 from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.data import NoDataSet
 
@@ -29,7 +32,7 @@ _RECORDED = ("restore_path", "autoresume", "init_path")  # options whose answer 
 
 
 def run_command(script: str, main: Callable[[Any], int], argv: list[str] | Call | None) -> int:
-    """Run main(call), or main(words) for a command that is no script of runs; return its exit code.
+    """Run main(call), or main(words) for a command without the options of a script; return its exit code.
 
     Print expected errors as one line on standard error. `argv` is None for the words of this process.
     """
@@ -38,7 +41,10 @@ def run_command(script: str, main: Callable[[Any], int], argv: list[str] | Call 
     call = argv if isinstance(argv, Call) else None
 
     def called(words: list[str]) -> int:
-        return main(call or (Call.of_words(words, script).with_option() if row and row.takes == script else words))
+        if not row or not row.takes:
+            return main(words)
+        made = call or Call.of_words(words, row.takes)
+        return main(made.with_option() if row.takes == script else made)
 
     return command_line.run(prog, called, None if call else argv, (WrongInput,), (FloatingPointError, Failure))
 
@@ -116,15 +122,32 @@ def _formats(options: RunOptions) -> list[str]:
     return Precision.of(options.device, options.training.offload_fp32_weight_copy).table()
 
 
-def with_own_options(parser: ArgumentParser, argv: Sequence[str], script: str) -> tuple[Namespace, Call]:
-    """Return the options that only a command has, and the call with its other options, which are those of `script`.
+@dataclass(frozen=True, kw_only=True)
+class OwnOptions:
+    """The options of every command that has options of its own. A subclass adds its options with `opt`."""
 
-    If the call has --version or --list-configs, print the answer and raise Answered.
+    help: bool = opt(False, "show this help and exit", flags=("-h",))
+
+
+Own = TypeVar("Own", bound=OwnOptions)
+
+
+def own_options(
+    cls: type[Own], call: Call, usage: str, description: str, words: Mapping[str, str] = MappingProxyType({}),
+    more: str = "",
+) -> tuple[Own, tuple[str, ...], Call]:  # fmt: skip
+    """Return the options that only a command has, its words without a flag, and the call with the options of a script.
+
+    If the call has --help, --version or --list-configs, print the answer and raise Answered. The other arguments are parts
+    of the help: `words` describes the words, and `more` the options of the script.
     """
-    own, words = parser.parse_known_args(list(argv))
-    call = Call.of_words(words, script)
-    answer_general(call)
-    return own, call
+    known = Catalogue([*section_options("own", cls)])
+    mine, bare, others = call.parted(known)
+    own = cls(**{name: given.value for name, given in from_call(known, mine).values.items()})
+    if own.help or "help" in others:  # --hel is found, too
+        answer(option_help.own_help(cls, usage, description, words, more))
+    answer_general(others)
+    return own, bare, others
 
 
 def answer_general(call: Call) -> None:

@@ -22,7 +22,7 @@ from cnn_harness.base.storage import run_files
 from cnn_harness.harness.options import releases
 from cnn_harness.harness.options.catalogue import Catalogue, Spelling, all_options, plugins_with, shared_options
 from cnn_harness.harness.options.other_names import OTHER_NAMES
-from cnn_harness.harness.options.sections import RunOptions, flag
+from cnn_harness.harness.options.sections import COMMAND_LINE, RunOptions, flag
 
 DEFAULT_CONFIG_PATH = plugins.ROOT / "configs.yml"
 Given = tuple[str, tuple[str, ...]]  # a flag as written, such as --micro-batch, and its arguments
@@ -91,6 +91,39 @@ class Call:
         missing = {name: value for name, value in values.items() if name not in self._named}
         parsed = self.parsed and replace(self.parsed, options=self.parsed.options.with_values(missing))
         return replace(Call.of_values(missing, self.script) + self, parsed=parsed)
+
+    def parted(self, own: Catalogue) -> tuple[Call, tuple[str, ...], Call]:
+        """Return a call with the options of `own`, the words that belong to no option, and a call with all other options.
+
+        The values of a flag with several values add up if the flag is repeated. Raise OptionError for an unknown flag.
+        """
+        flags, bare, mine, others = own.flags(), list(self.bare), {}, []
+        of_script = all_options(self.script).flags() if self.script else {}
+        for written, arguments in self.given:
+            is_abbreviated = not any(each.startswith(written) for each in of_script)
+            full = full_flag(written, flags) if is_abbreviated else written
+            if full is None:
+                known = [*(option.flag for option in own.options.values()), *of_script]
+                raise OptionError(f"{COMMAND_LINE}: {unknown_flag(written, known)}")
+            if full not in flags:
+                others.append((written, arguments))
+                continue
+            if "" in arguments:
+                raise OptionError(f"{written} needs a value, but the given value is empty")
+            count = flags[full].most(len(arguments))
+            before = mine.pop(full, ()) if flags[full].takes == "several" else ()
+            mine[full] = (*before, *arguments[:count])
+            bare += arguments[count:]
+        return replace(self, words=(), bare=(), given=tuple(mine.items())), tuple(bare), Call.of_given(others, self.script)
+
+    @classmethod
+    def of_given(cls, given: Sequence[Given], script: str) -> Call:
+        """Return the call with these flags and arguments."""
+        joined = (
+            [f"{written}={arguments[0]}"] if len(arguments) == 1 and arguments[0].startswith("-") else [written, *arguments]
+            for written, arguments in given
+        )
+        return cls(script, tuple(word for words in joined for word in words), (), tuple(given))
 
     def __contains__(self, name: str) -> bool:
         """Return whether the call gives an option, and does not turn it off."""
@@ -163,7 +196,7 @@ def _given(written: str, arguments: Sequence[str]) -> Given:
 
 
 def _is_argument(word: str) -> bool:
-    return not word.startswith("-") or _is_number(word)
+    return not word.startswith("-") or word == "-" or _is_number(word)
 
 
 def _is_number(word: str) -> bool:

@@ -97,6 +97,10 @@ class Spelling:
     canonical: bool  # False for an older spelling
     takes: str  # "nothing", "one", "optional" or "several" values
 
+    def most(self, given: int) -> int:
+        """Return how many of the words after a flag are its values; the others are words of the command."""
+        return {"nothing": 0, "several": 1 if self.option.meta["repeated"] else given}.get(self.takes, 1)
+
 
 class Catalogue:
     """The options of one command line."""

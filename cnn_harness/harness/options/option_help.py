@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import RawDescriptionHelpFormatter
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ from cnn_harness.base.errors import OptionError
 from cnn_harness.base.fields import HINT, short
 from cnn_harness.base.process import command_line, commands
 from cnn_harness.harness.options.call import unknown_flag
-from cnn_harness.harness.options.catalogue import PLUGINS, Catalogue, Option, format_value
+from cnn_harness.harness.options.catalogue import PLUGINS, Catalogue, Option, format_value, section_options
 from cnn_harness.harness.options.sections import SECTIONS, MainOptions, RunOptions, flag
 
 INTRODUCTIONS = {
@@ -76,6 +77,18 @@ def help_text(known: Catalogue, options: RunOptions, script: str) -> str:
     return "\n".join([text, "", *_topics(titles, main)]) if short_page else text
 
 
+def own_help(own: type, usage: str, description: str, words: Mapping[str, str], more: str) -> str:
+    """Return the text of --help of a command with options of its own. `words` are its arguments without a flag."""
+    parser = command_line.HelpParser(
+        usage=usage, description=description, epilog=more, add_help=False, formatter_class=RawDescriptionHelpFormatter
+    )
+    for name, text in words.items():
+        parser.add_argument(name, help=text)
+    for option in section_options("own", own):
+        _add(parser, option)
+    return parser.format_help().rstrip("\n")
+
+
 def _topics(titles: Mapping[str, str], main: MainOptions) -> list[str]:
     """Return a line for each topic of --help."""
     lines = {name: f"{title}: {GROUPS[name]}" if name in GROUPS else title for name, title in titles.items()}
@@ -127,6 +140,7 @@ def _add(group: Any, option: Option, all_names: bool = False) -> None:
     if option.base is bool:
         group.add_argument(*flags, action="store_true", help=text, dest=option.name)
         return
-    metavar = "{" + ",".join(meta["choices"]) + "}" if meta["choices"] else {int: "N", float: "X", str: "TEXT"}[option.base]
-    several = "+" if option.several else "?" if meta["bare"] else None
+    kind = meta["metavar"] or {int: "N", float: "X", str: "TEXT"}[option.base]
+    metavar = "{" + ",".join(meta["choices"]) + "}" if meta["choices"] else kind
+    several = None if meta["repeated"] else "+" if option.several else "?" if meta["bare"] else None
     group.add_argument(*flags, nargs=several, metavar=metavar, help=text, dest=option.name)

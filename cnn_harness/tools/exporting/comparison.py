@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from cnn_harness.base.errors import OptionError
+from cnn_harness.base.errors import Failure, OptionError
 from cnn_harness.emulator.plan import number_formats
 from cnn_harness.harness.programs import embedded
 from cnn_harness.harness.run.cluster import Execution, seed_of
@@ -21,7 +21,7 @@ CHECKED, CALIBRATED = 64, 128  # These are numbers of images for the comparison 
 _COARSE = 4  # A generated image has this number of squares along each side.
 
 
-class ExportError(Exception):
+class ExportError(Failure):
     """An export failed, or its predictions differ from those of the checkpoint. The message is one line."""
 
 

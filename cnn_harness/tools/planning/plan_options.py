@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any, NamedTuple
 
 from cnn_harness.base.errors import OptionError
-from cnn_harness.base.fields import short
-from cnn_harness.base.process import command_line
+from cnn_harness.base.fields import between, opt, short
 from cnn_harness.emulator.cost_model import variants
 from cnn_harness.emulator.cost_model.prediction import check_tiles
 from cnn_harness.emulator.cost_model.systems import System, by_name, smallest_holding
@@ -43,6 +41,32 @@ class PlanCall(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlanOptions(answers.OwnOptions):
+    """The options of cnn plan that train.py does not have."""
+
+    system: tuple[str, ...] = opt(
+        (), "one or more systems: POD4 to POD256, BOW-POD4 to BOW-POD256, MK1-2 to MK1-16. Several systems get the same "
+        "global batch. Default: the smallest Mk2 POD with enough IPUs", metavar="NAME",
+    )  # fmt: skip
+    config: tuple[str, ...] = opt((), "one or more configurations to plan and compare", metavar="NAME")
+    vary: tuple[str, ...] = opt(
+        (), "also plan with other options, and with all combinations of them, as in --vary 'precision 16.32' "
+        "'micro-batch-size 4'", metavar="OPTIONS",
+    )  # fmt: skip
+    json: str | None = opt(None, "write the predictions to FILE as JSON; - is standard output", metavar="FILE")
+    html: str | None = opt(None, "write the predictions to an HTML page with charts", metavar="FILE")
+    search: bool = opt(
+        False, "search for the fastest plan that fits in memory, with the same network and global batch, and print the plan "
+        "as a configuration for configs.yml",
+    )  # fmt: skip
+    inference: bool = opt(False, "predict a validation on one IPU instead of a training")
+    processes: int | None = opt(
+        None, "number of host processes that send images. Default: one for every two IPUs of the system",
+        check=between(1, MAX_PROCESSES),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlanRequest:
     """The parsed command line of cnn plan."""
 
@@ -52,41 +76,20 @@ class PlanRequest:
     search: bool
     inference: bool
     processes: int | None
-    help: bool
     calls: tuple[PlanCall, ...]
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser for the options of cnn plan that train.py does not have."""
-    own = command_line.Parser(
-        prog="cnn plan", add_help=False, allow_abbrev=False,
-        description="Predict memory, rate and time of a training on an IPU system, without running it.",
-        epilog="cnn plan also accepts the options of train.py, except --dry-run, --explain, --summary and --list-configs. "
+def parse(call: Call) -> PlanRequest:
+    """Return the request of a call. Raise OptionError for invalid options, and Answered for --help."""
+    known, words, call = answers.own_options(
+        PlanOptions,
+        call,
+        "cnn plan [options]",
+        "Predict memory, rate and time of a training on an IPU system, without running it.",
+        more="cnn plan also accepts the options of train.py, except --dry-run, --explain, --summary and --list-configs.\n"
         "To list them, run python train.py --help.",
-    )  # fmt: skip
-    own.add_argument("--system", nargs="+", default=[], metavar="NAME", action="extend",
-                     help="one or more systems: POD4 to POD256, BOW-POD4 to BOW-POD256, MK1-2 to MK1-16. Several systems "
-                     "get the same global batch. Default: the smallest Mk2 POD with enough IPUs")  # fmt: skip
-    own.add_argument("--config", nargs="+", default=[], metavar="NAME", action="extend",
-                     help="one or more configurations to plan and compare")  # fmt: skip
-    own.add_argument("--vary", nargs="+", default=[], metavar="OPTIONS", action="extend",
-                     help="also plan with other options, and with all combinations of them, as in --vary 'precision 16.32' "
-                     "'micro-batch-size 4'")  # fmt: skip
-    own.add_argument("--json", metavar="FILE", help="write the predictions to FILE as JSON; - is standard output")
-    own.add_argument("--html", metavar="FILE", help="write the predictions to an HTML page with charts")
-    own.add_argument("--search", action="store_true", help="search for the fastest plan that fits in memory, with the same "
-                     "network and global batch, and print the plan as a configuration for configs.yml")  # fmt: skip
-    own.add_argument("--inference", action="store_true", help="predict a validation on one IPU instead of a training")
-    own.add_argument("--processes", type=command_line.int_between(1, MAX_PROCESSES), metavar="N",
-                     help="number of host processes that send images. Default: one for every two IPUs of the system"
-                     )  # fmt: skip
-    own.add_argument("-h", "--help", action="store_true", help="show this help and exit")
-    return own
-
-
-def parse(argv: Sequence[str]) -> PlanRequest:
-    """Return the parsed command line. Raise OptionError for invalid options."""
-    known, call = answers.with_own_options(parser(), argv, "train")
+    )
+    call = replace(call, bare=words)
     for word in (flag(name) for name in TRAINING_ONLY if name in call):
         raise OptionError(f"{word} is an option of train.py: run python train.py {word} with the other options")
     for option, target, kind in (("--json", known.json, output.JSON), ("--html", known.html, output.PAGE)):
@@ -104,8 +107,6 @@ def parse(argv: Sequence[str]) -> PlanRequest:
     return PlanRequest(
         systems=tuple(dict.fromkeys(map(by_name, known.system))), json=known.json, html=known.html, search=known.search,
         inference=known.inference, processes=known.processes, calls=tuple(calls),
-        # This also finds abbreviations such as --hel, which train.py accepts.
-        help=known.help or "help" in call,
     )  # fmt: skip
 
 
