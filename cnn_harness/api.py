@@ -19,7 +19,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from numbers import Number
@@ -32,7 +32,7 @@ import cnn_harness.train as training
 from cnn_harness import validation
 from cnn_harness.base.errors import Answered, DataError, Failure, HarnessError, Leave, OptionError, UserError, WrongInput  # noqa: F401
 from cnn_harness.base.fields import short
-from cnn_harness.base.process import command_line, commands, printed, tf_runtime
+from cnn_harness.base.process import commands, printed, tf_runtime
 from cnn_harness.base.process.signals import StopRequest
 from cnn_harness.base.storage.run_files import ARGUMENTS
 from cnn_harness.base.storage.tables import TABLES, run_table
@@ -195,8 +195,8 @@ class TrainedNetwork:
         Without `evaluation`, the page shows only the logged tables.
         """
         target = Path(_path(html, "html", "the path of a file") if html else self.folder / run_page.FILE)
-        words = ["--html", command_line.as_value(target), *["--no-evaluation"] * (not evaluation)]
-        _result(lambda: reporting.main([command_line.as_value(self.path), *words]), quiet)
+        values = Call.of_values({"html": target, "evaluation": evaluation}, "")
+        _result(lambda: reporting.main(replace(values, bare=(str(self.path),))), quiet)
         return target
 
     def close(self) -> None:
@@ -265,9 +265,10 @@ def train(
     If a callback raises an error, the run saves a checkpoint and ends.
     """
     given = {"on_step": on_step, "on_validation": on_validation}
-    listener = Listener(**{name: _callback(name, each) for name, each in given.items() if each is not None})
+    raised: list[Exception] = []
+    listener = Listener(**{name: _callback(name, each, raised) for name, each in given.items() if each is not None})
     call = _call("train", {"config": config, **options})
-    return _result(lambda: TrainedNetwork(training.start_or_resume(call, listener)), quiet)
+    return _result(lambda: TrainedNetwork(training.start_or_resume(call, listener)), quiet, raised)
 
 
 def finetune(folder: RunPath, *, quiet: bool = False, **options: Unpack[TrainOptions]) -> TrainedNetwork:
@@ -373,8 +374,8 @@ def _path(value: Any, name: str, meaning: str) -> str:
     return os.fspath(value)
 
 
-def _callback(name: str, function: Any) -> Callable[[Mapping[str, Any]], None]:
-    """Return a callback that prints as usual, and whose errors reach the caller unchanged."""
+def _callback(name: str, function: Any, raised: list[Exception]) -> Callable[[Mapping[str, Any]], None]:
+    """Return a callback that prints as usual, and that adds its errors to `raised`."""
     if not callable(function):
         raise OptionError(f"{name} is {short(repr(function))} but must be a function of one argument")
 
@@ -382,8 +383,7 @@ def _callback(name: str, function: Any) -> Callable[[Mapping[str, Any]], None]:
         try:
             printed.aloud(function)(values)
         except Exception as error:
-            with suppress(AttributeError):
-                error._of_callback = True
+            raised.append(error)
             raise
 
     return call
@@ -410,12 +410,12 @@ def _word(name: str, value: Any) -> str:
     return str(value)
 
 
-def _result(call: Callable[[], Any], quiet: bool) -> Any:
-    """Return the result of a call, or the text that it prints if that is all it does."""
-    with printed.heard(quiet) as text, _errors(), _tensorflow():
+def _result(call: Callable[[], Any], quiet: bool, raised: Sequence[Exception] = ()) -> Any:
+    """Return the result of a call, or the text that it prints if that is all it does. `raised` are errors of callbacks."""
+    with printed.heard(quiet) as text, _errors(raised=raised), _tensorflow():
         try:
             return call()
-        except (Answered, SystemExit):  # argparse exits after help
+        except Answered:
             return text.getvalue()
 
 
@@ -431,10 +431,10 @@ def _tensorflow() -> Iterator[None]:
 
 
 @contextmanager
-def _errors(unnamed: str = "") -> Iterator[None]:
+def _errors(unnamed: str = "", raised: Sequence[Exception] = ()) -> Iterator[None]:
     """Inside, replace errors by those of the package, with messages for Python. A stop request raises KeyboardInterrupt.
 
-    Messages do not begin with `unnamed`.
+    Messages do not begin with `unnamed`. Errors in `raised` are unchanged.
     """
     try:
         try:
@@ -445,7 +445,7 @@ def _errors(unnamed: str = "") -> Iterator[None]:
         signal.raise_signal(request.number)  # the signal handlers of the calling program run too
         raise KeyboardInterrupt from None
     except Exception as error:
-        if getattr(error, "_of_callback", False):
+        if any(error is each for each in raised):
             raise
         if isinstance(error, HarnessError):
             error.args = tuple(in_python(each.removeprefix(unnamed)) for each in error.args)
@@ -460,8 +460,6 @@ def _errors(unnamed: str = "") -> Iterator[None]:
 
 def _replaced(error: Exception) -> HarnessError | None:
     """Return the package's error for an error of another package; None for an unexpected error."""
-    if isinstance(error, command_line.UsageError):
-        return OptionError(in_python(str(error)))
     if tf_runtime.is_of_tensorflow(error):
         message = tf_runtime.data_error(error)
         return DataError(in_python(message)) if message else Failure(in_python(tf_runtime.device_error(error)))

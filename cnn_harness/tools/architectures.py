@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cnn_harness.base import bounds
+from cnn_harness.base.errors import WrongInput
 from cnn_harness.base.fields import short
 from cnn_harness.base.storage import input_files
 
@@ -29,7 +30,7 @@ _OTHERS = r"[a-z_]*(aa|blur)_?[a-z]?\d+\w*"  # these have the variables of a Res
 _ORDINARY = ("num_classes", "drop_rate", "drop_path_rate", "img_size", "pretrained")
 
 
-class ImportFailure(Exception):
+class ImportFailure(WrongInput):
     """Weights cannot be imported. The message is one line."""
 
 

@@ -92,7 +92,7 @@ def _data_options(surveyed: survey.Survey) -> dict[str, Any]:
 def _report(run: Path) -> None:
     """Write the report with the validation results of the best weights; warn if that fails."""
     try:
-        report.main([command_line.as_value(run), "--html", command_line.as_value(run / run_page.FILE)])
+        report.main(replace(Call.of_values({"html": run / run_page.FILE}, ""), bare=(str(run),)))
     except Exception as error:  # training succeeded, so an error in the report must not fail the command
         print(f"warning: {run / run_page.FILE} was not written: {bounds.reason(error)}")
 

@@ -15,20 +15,20 @@ import re
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from cnn_harness.base.errors import OptionError
-from cnn_harness.base.process import command_line
+from cnn_harness.base.fields import opt
 from cnn_harness.emulator.cost_model import constants, memory_constants
 from cnn_harness.emulator.cost_model.constants import BOUNDS, FACTORS, NAMES, PRIOR, Constants
 from cnn_harness.emulator.cost_model.kernels import SegmentCosts
 from cnn_harness.emulator.cost_model.memory_constants import MemoryConstants
 from cnn_harness.emulator.cost_model.prediction import predict
 from cnn_harness.emulator.cost_model.systems import SYSTEMS
+from cnn_harness.harness.commands import answers
 from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.reports import chart, output
 from cnn_harness.harness.reports.chart import ALL, AXIS, BLUE, RED, Box, Dot, Rows
@@ -89,14 +89,20 @@ ROWS = (
 )  # fmt: skip
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@dataclass(frozen=True, kw_only=True)
+class FitOptions(answers.OwnOptions):
+    """The options of cnn fit-planner."""
+
+    write: bool = opt(False, "write the constants to emulator/cost_model")
+    memory: bool = opt(False, "fit the constants of memory to published facts instead")
+    svg: str | None = opt(None, "draw the error of each predicted rate", metavar="FILE")
+    scaling: str | None = opt(None, f"draw the scaling of the configuration {SCALED}", metavar="FILE")
+
+
+def main(call: Call) -> int:
     """Fit the constants and print the errors. Write the constants and the charts if requested."""
-    parser = command_line.Parser(prog="cnn fit-planner", description="Fit the planner's constants to published rates.")
-    parser.add_argument("--write", action="store_true", help="write the constants to emulator/cost_model")
-    parser.add_argument("--memory", action="store_true", help="fit the constants of memory to published facts instead")
-    parser.add_argument("--svg", metavar="FILE", help="draw the error of each predicted rate")
-    parser.add_argument("--scaling", metavar="FILE", help=f"draw the scaling of the configuration {SCALED}")
-    arguments = parser.parse_args(argv)
+    about = "Fit the planner's constants to published rates."
+    arguments, _, _ = answers.own_options(FitOptions, call, "cnn fit-planner [options]", about)
     for file in (arguments.svg, arguments.scaling):
         if file:
             output.check(file, output.SVG)
@@ -232,4 +238,4 @@ def _replace(file: str, pattern: str, text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run("cnn fit-planner", main, None, (OptionError,)))
+    sys.exit(answers.run_command("fit_planner", main, None))

@@ -20,48 +20,76 @@ To save a .npz from Keras:
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cnn_harness.base import plugins
-from cnn_harness.base.fields import check_fields
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.fields import check_fields, opt
 from cnn_harness.base.process import command_line
 from cnn_harness.Datasets.formats import preprocessing
 from cnn_harness.Datasets.formats.class_names import IMAGENET_CLASSES
 from cnn_harness.harness.checkpoints import weights_file
-from cnn_harness.harness.commands import hints
-from cnn_harness.harness.options.sections import DatasetOptions
+from cnn_harness.harness.commands import answers, hints
+from cnn_harness.harness.options.call import Call
+from cnn_harness.harness.options.sections import DatasetOptions, channels
 from cnn_harness.tools import architectures, weight_files, weight_names
 from cnn_harness.tools.architectures import Description, ImportFailure
 
 IMAGENET = preprocessing.UNIT_MEAN, preprocessing.UNIT_DEVIATION
-WRONG = (ImportFailure, weights_file.NpzError)
 
 
-def main(argv: list[str]) -> int:
+@dataclass(frozen=True, kw_only=True)
+class ImportOptions(answers.OwnOptions):
+    """The options of cnn import-weights."""
+
+    output: str | None = opt(
+        None, "file to write (default: the source's name with .npz, or _imported.npz if the source is a .npz)",
+        metavar="FILE",
+    )  # fmt: skip
+    half: bool = opt(False, "store weights in FP16, and moving statistics in FP32; this halves the file")
+    architecture: str | None = opt(
+        None, "name of the network in timm, such as tf_efficientnet_b0, if the variables fit several networks",
+        metavar="NAME",
+    )  # fmt: skip
+    ema: bool = opt(True, "import the weights even if the file has their moving average (EMA), too")
+    image_mean: tuple[float, ...] = opt(
+        (), "channel means for normalising pixels from 0 to 1, as in training (default: from the file, else ImageNet's)",
+        metavar="R G B", check=channels(0),
+    )  # fmt: skip
+    image_std: tuple[float, ...] = opt(
+        (), "channel standard deviations; needs --image-mean", metavar="R G B", check=channels(0)
+    )
+    symmetric_input: bool = opt(False, "the network was trained on pixels from -1 to 1, as EfficientNet-Lite was")
+
+
+def main(call: Call) -> int:
     """Import the weights; return the exit code. Raise ImportFailure if the file cannot be imported."""
-    arguments = _parse(argv)
-    suffix = "_imported" if arguments.source.suffix == weights_file.SUFFIX else ""
-    output = arguments.output or Path(f"{arguments.source.stem}{suffix}{weights_file.SUFFIX}")
+    usage, words = "cnn import-weights SOURCE [options]", {"SOURCE": "file with the weights"}
+    arguments, given, _ = answers.own_options(ImportOptions, call, usage, __doc__, words)
+    if not given:
+        raise OptionError("the file with the weights is missing; give it, as in cnn import-weights weights.pth")
+    source = Path(given[0])
+    suffix = "_imported" if source.suffix == weights_file.SUFFIX else ""
+    output = Path(arguments.output or f"{source.stem}{suffix}{weights_file.SUFFIX}")
     if output.suffix != weights_file.SUFFIX:
         raise ImportFailure(f"--output {output} must end in {weights_file.SUFFIX}")
-    if output.resolve() == arguments.source.resolve():
+    if output.resolve() == source.resolve():
         raise ImportFailure(f"--output {output} is the file to import; give another file name")
-    if weights_file.is_own(arguments.source):
-        raise ImportFailure(f"{arguments.source} needs no import; give it to --init-path or --restore-path")
+    if weights_file.is_own(source):
+        raise ImportFailure(f"{source} needs no import; give it to --init-path or --restore-path")
     try:
-        described = _described(arguments)
-        match = weight_names.identify(weight_files.arrays(arguments.source), described, arguments.ema)
+        described = _described(source, arguments)
+        match = weight_names.identify(weight_files.arrays(source), described, arguments.ema)
         values = cast(match.values, arguments.half)
     except ImportFailure as error:
-        raise ImportFailure(f"{arguments.source}: {error}") from None
+        raise ImportFailure(f"{source}: {error}") from None
     if os.path.lexists(output) and not weights_file.is_own(output):
         raise ImportFailure(f"{output} exists and does not contain imported weights; delete it or give another --output")
     recorded = options(match, described, arguments.symmetric_input)
@@ -70,10 +98,10 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _described(arguments: argparse.Namespace) -> Description:
+def _described(source: Path, arguments: ImportOptions) -> Description:
     """Return what is known about the network: from the options, else from config.json, else from the file's name."""
-    config = architectures.by_config(arguments.source)
-    named = config if config.architecture else architectures.by_file_name(arguments.source)
+    config = architectures.by_config(source)
+    named = config if config.architecture else architectures.by_file_name(source)
     if arguments.architecture:
         named = Description(arguments.architecture, "by --architecture")
     if bool(arguments.image_mean) != bool(arguments.image_std):
@@ -82,44 +110,6 @@ def _described(arguments: argparse.Namespace) -> Description:
         raise ImportFailure("--symmetric-input and --image-mean exclude each other; give one of them")
     mean, deviation = arguments.image_mean or config.mean, arguments.image_std or config.deviation
     return replace(config, architecture=named.architecture, source=named.source, mean=mean, deviation=deviation)
-
-
-def _parse(argv: list[str]) -> argparse.Namespace:
-    parser = command_line.Parser(
-        prog="cnn import-weights", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("source", type=Path, help="file with the weights")
-    add(
-        "--output",
-        type=Path,
-        help="file to write (default: the source's name with .npz, or _imported.npz if the source is a .npz)",
-    )
-    add("--half", action="store_true", help="store weights in FP16, and moving statistics in FP32; this halves the file")
-    add(
-        "--architecture",
-        metavar="NAME",
-        help="name of the network in timm, such as tf_efficientnet_b0, if the variables fit several networks",
-    )
-    add(
-        "--no-ema",
-        dest="ema",
-        action="store_false",
-        help="import the weights even if the file has their moving average (EMA), too",
-    )
-    numbers = {"nargs": 3, "type": float, "default": (), "metavar": tuple("RGB")}
-    add(
-        "--image-mean",
-        **numbers,
-        help="channel means for normalising pixels from 0 to 1, as in training (default: from the file, else ImageNet's)",
-    )
-    add("--image-std", **numbers, help="channel standard deviations; needs --image-mean")
-    add(
-        "--symmetric-input",
-        action="store_true",
-        help="the network was trained on pixels from -1 to 1, as EfficientNet-Lite was",
-    )
-    return parser.parse_args(argv)
 
 
 def options(match: weight_names.Match, described: Description, symmetric: bool) -> dict[str, Any]:
@@ -194,4 +184,4 @@ def report(match: weight_names.Match, described: Description, output: Path, reco
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run("cnn import-weights", main, None, WRONG))
+    sys.exit(answers.run_command("import_weights", main, None))

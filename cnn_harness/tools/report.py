@@ -10,58 +10,59 @@ cnn report logs/<run> logs/<other> --html both.html   compare two runs
 
 from __future__ import annotations
 
-import argparse
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from cnn_harness.base.errors import OptionError
-from cnn_harness.base.fields import escaped
-from cnn_harness.base.process import command_line
+from cnn_harness.base.fields import escaped, opt
 from cnn_harness.harness.checkpoints import find
 from cnn_harness.harness.checkpoints.checkpoint import Checkpoint
 from cnn_harness.harness.commands import answers, run_list
+from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.reports import output, run_folder, run_page
 from cnn_harness.harness.reports.run_folder import RunFolder
 from cnn_harness.harness.reports.run_page import FILE, MAX_RUNS, Reported
 
 
-def main(argv: list[str]) -> int:
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions(answers.OwnOptions):
+    """The options of cnn report."""
+
+    html: str | None = opt(None, f"output file (default: {FILE} in the run directory)", metavar="FILE")
+    evaluation: bool = opt(True, "show only the logged tables; read neither checkpoints nor images")
+
+
+def main(call: Call) -> int:
     """Read the runs, evaluate their checkpoints and write the page; return the exit code."""
-    given = _parsed(argv)
-    runs = [(run_folder.read(folder), checkpoint) for folder, checkpoint in given.runs.values()]
+    places = {"RUN...": f"run directories or checkpoints, at most {MAX_RUNS}"}
+    given, words, _ = answers.own_options(ReportOptions, call, "cnn report RUN... [options]", __doc__, places)
+    runs = [(run_folder.read(folder), checkpoint) for folder, checkpoint in _reported(words, given.html).values()]
     own = runs[0][0].path / FILE
     target = Path(given.html or own)
     may_replace = (FILE,) * (len(runs) == 1 and target.resolve() == own.resolve())
     output.check(str(target), output.PAGE, may_replace)
     left_out = "--no-evaluation was given"
     text = run_page.render(
-        [Reported(run, missing=left_out) if given.no_evaluation else _evaluated(run, at) for run, at in runs]
+        [_evaluated(run, at) if given.evaluation else Reported(run, missing=left_out) for run, at in runs]
     )
     output.write_atomically(str(target), text, output.PAGE, may_replace)
     print(escaped(str(target)))
     return 0
 
 
-def _parsed(argv: list[str]) -> argparse.Namespace:
-    """Return the options. `runs` maps each given path to its run directory and checkpoint."""
-    parser = command_line.Parser(
-        prog="cnn report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("runs", nargs="*", metavar="RUN", help=f"run directories or checkpoints, at most {MAX_RUNS}")
-    parser.add_argument("--html", metavar="FILE", help=f"output file (default: {FILE} in the run directory)")
-    parser.add_argument(
-        "--no-evaluation", action="store_true", help="show only the logged tables; read neither checkpoints nor images"
-    )
-    given = parser.parse_args(argv)
-    if not given.runs:
+def _reported(words: Sequence[str], html: str | None) -> dict[Path, tuple[Path, Checkpoint | None]]:
+    """Return the run directory and the checkpoint of each given path."""
+    if not words:
         raise OptionError("no run given; give a run directory, as in cnn report logs/<run>", run_list.listed())
-    given.runs = {path.resolve(): _run(path) for path in map(Path, given.runs)}
-    if len(given.runs) > MAX_RUNS:
-        raise OptionError(f"{len(given.runs)} runs are too many: give at most {MAX_RUNS}")
-    if given.html is None and len(given.runs) > 1:
-        raise OptionError(f"a report of {len(given.runs)} runs needs a file name: give --html FILE")
-    return given
+    runs = {path.resolve(): _run(path) for path in map(Path, words)}
+    if len(runs) > MAX_RUNS:
+        raise OptionError(f"{len(runs)} runs are too many: give at most {MAX_RUNS}")
+    if html is None and len(runs) > 1:
+        raise OptionError(f"a report of {len(runs)} runs needs a file name: give --html FILE")
+    return runs
 
 
 def _run(path: Path) -> tuple[Path, Checkpoint | None]:

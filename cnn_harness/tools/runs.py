@@ -7,36 +7,46 @@ cnn runs logs --remove RN8_bs8_BN_16.16_YH8
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from cnn_harness.base import plugins
 from cnn_harness.base.errors import OptionError
-from cnn_harness.base.fields import escaped, short
-from cnn_harness.base.process import command_line
+from cnn_harness.base.fields import escaped, opt, short
 from cnn_harness.base.storage import locks
 from cnn_harness.harness.commands import answers, run_list
 from cnn_harness.harness.commands.run_list import RUNNING, RunSummary
+from cnn_harness.harness.options.call import Call
 
-_ORDER = "time"
+
+@dataclass(frozen=True, kw_only=True)
+class RunsOptions(answers.OwnOptions):
+    """The options of cnn runs."""
+
+    sort: str = opt("time", "order: newest first, most accurate first, or by name", choices=run_list.ORDERS)
+    json: bool = opt(False, "print the list as JSON")
+    remove: tuple[str, ...] = opt((), "remove these runs; give names or paths", metavar="NAME")
+    yes: bool = opt(False, "let --remove delete without asking")
 
 
-def main(argv: list[str]) -> int:
+def main(call: Call) -> int:
     """List or remove the runs in a folder; return the exit code."""
-    options = _parser().parse_args(argv)
-    found = run_list.find_runs(Path(options.logs), lambda line: print(line, file=sys.stderr))
+    logs = {"LOGS": f"folder to search for runs (default: {run_list.LOGS})"}
+    options, words, _ = answers.own_options(RunsOptions, call, "cnn runs [LOGS] [options]", __doc__, logs)
+    folder = words[0] if words else run_list.LOGS
+    found = run_list.find_runs(Path(folder), lambda line: print(line, file=sys.stderr))
     runs = run_list.ordered(found, options.sort)
     if options.remove:
         return _remove(_named(runs, options.remove), options.yes)
     if options.json:
         print(json.dumps(list(map(run_list.as_json, runs)), indent=2))
     else:
-        print(run_list.table(runs) if runs else f"No runs in {options.logs}")
+        print(run_list.table(runs) if runs else f"No runs in {folder}")
     return 0
 
 
@@ -84,22 +94,6 @@ def _remove(runs: Sequence[RunSummary], confirmed: bool) -> int:
             shutil.rmtree(run.folder)
         print(f"Removed {escaped(run.folder)}")
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = command_line.Parser(prog="cnn runs", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    add("logs", nargs="?", default=run_list.LOGS, metavar="LOGS", help="folder to search for runs (default: %(default)s)")
-    add(
-        "--sort",
-        choices=run_list.ORDERS,
-        default=_ORDER,
-        help="order: newest first, most accurate first, or by name (default: time)",
-    )
-    add("--json", action="store_true", help="print the list as JSON")
-    add("--remove", nargs="+", metavar="NAME", help="remove these runs; give names or paths")
-    add("--yes", action="store_true", help="let --remove delete without asking")
-    return parser
 
 
 if __name__ == "__main__":

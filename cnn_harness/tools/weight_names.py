@@ -58,12 +58,6 @@ class Layout:
             return {4: lambda: array.transpose(2, 3, 1, 0), 2: lambda: array.T}.get(array.ndim, lambda: array)()
         return array.transpose(0, 1, 3, 2) if "dwconv" in name and array.ndim == 4 else array
 
-    def value_back(self, name: str, array: np.ndarray) -> np.ndarray:
-        """Transpose one of our arrays to this layout."""
-        if self.torch:
-            return {4: lambda: array.transpose(3, 2, 0, 1), 2: lambda: array.T}.get(array.ndim, lambda: array)()
-        return self.value(name, array)  # swapping two axes is its own inverse
-
 
 def clean(name: str) -> str:
     """Remove what file formats add to a name: stem_conv/stem_conv/kernel:0 becomes stem_conv/kernel."""

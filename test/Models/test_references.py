@@ -139,7 +139,7 @@ def filled_in(theirs, values, options):
             name = f"{layer.name}/{weight.name}"
             ours = weight_names.clean(name)
             if KERAS.ours(ours, options):
-                weight.assign(KERAS.value_back(ours, values[KERAS.ours(ours, options)]))
+                weight.assign(generated.value_back(KERAS, ours, values[KERAS.ours(ours, options)]))
 
 
 @pytest.mark.slow

@@ -76,7 +76,7 @@ def program(prepared: Run) -> TrainingProgram:
 
 
 def training_program(prepared: Run, first_update: int = 0, **more: Any) -> TrainingProgram:
-    """Return the run's training program, built anew. `more` are arguments of `build.training_program`."""
+    """Return the run's training program from its graph. `more` are arguments of `build.training_program`."""
     return build.training_program(prepared, seed_of(prepared.options), first_update, **more)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -49,3 +50,10 @@ def _range(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
 def _between(stream: np.random.PCG64, shape: tuple[int, ...], low: float, high: float) -> np.ndarray:
     fractions = (stream.random_raw(math.prod(shape)) >> np.uint64(11)) * 2.0**-53
     return (low + (high - low) * fractions).astype(np.float32).reshape(shape)
+
+
+def value_back(layout: Any, name: str, array: np.ndarray) -> np.ndarray:
+    """Transpose one of our arrays to the layout of another project, a `weight_names.Layout`."""
+    if layout.torch:
+        return {4: lambda: array.transpose(3, 2, 0, 1), 2: lambda: array.T}.get(array.ndim, lambda: array)()
+    return layout.value(name, array)  # swapping two axes is its own inverse

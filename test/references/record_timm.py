@@ -30,7 +30,7 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent)]
 
-from references.generated import noise_images, weights  # noqa: E402
+from references.generated import noise_images, value_back, weights  # noqa: E402
 
 from cnn_harness.tools import weight_names  # noqa: E402
 
@@ -91,7 +91,7 @@ def filled(network: Any, layout: weight_names.Layout, options: Any) -> dict[str,
     state = {name: value for name, value in network.state_dict().items() if layout.ours(name, options)}
     shapes = {layout.ours(name, options): layout.value(name, value.numpy()).shape for name, value in state.items()}
     made = weights(shapes, WEIGHT_SEED)
-    values = {name: torch.from_numpy(layout.value_back(name, made[layout.ours(name, options)]).copy()) for name in state}
+    values = {name: torch.from_numpy(value_back(layout, name, made[layout.ours(name, options)]).copy()) for name in state}
     unknown = network.load_state_dict(values, strict=False)
     assert not unknown.unexpected_keys and all(key.endswith("num_batches_tracked") for key in unknown.missing_keys)
     return {name: tuple(value.shape) for name, value in values.items()}

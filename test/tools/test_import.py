@@ -20,8 +20,8 @@ from references import generated
 from timm_networks import recorded
 
 from cnn_harness.base import plugins
-from cnn_harness.base.process import command_line
 from cnn_harness.harness.checkpoints import weights_file
+from cnn_harness.harness.commands import answers
 from cnn_harness.tools import import_weights, keras_layers, weight_names
 from cnn_harness.tools.architectures import UNKNOWN, ImportFailure
 
@@ -48,7 +48,7 @@ def tool(monkeypatch, capsys, tmp_path):
 
     def start(*words: object) -> tuple[int, str, str]:
         monkeypatch.chdir(tmp_path)
-        code = command_line.run("import_weights", import_weights.main, [str(word) for word in words], import_weights.WRONG)
+        code = answers.run_command("import_weights", import_weights.main, [str(word) for word in words])
         return code, *capsys.readouterr()
 
     return start
@@ -170,7 +170,7 @@ def underscored(kept: dict[str, np.ndarray], options) -> dict[str, np.ndarray]:
             f"_blocks.{blocks.index(block)}.{part}" for part in parts[rest[0]]
         )
         owner = "_fc" if "dense" in rest else norm if "batch_norm" in rest else conv
-        found[f"{owner}.{kinds[kind]}"] = layout.value_back(name, value.astype(np.float32))
+        found[f"{owner}.{kinds[kind]}"] = generated.value_back(layout, name, value.astype(np.float32))
     return found
 
 
@@ -348,7 +348,9 @@ def test_safetensors_file_gives_answers(tmp_path):
     layout = weight_names.LAYOUTS[1]
     ours = {layout.ours(name, None): layout.value(name, np.empty(shape)).shape for name, shape in shapes.items()}
     values = generated.weights(ours, 3)
-    theirs = {name: np.ascontiguousarray(layout.value_back(name, values[layout.ours(name, None)])) for name in shapes}
+    theirs = {
+        name: np.ascontiguousarray(generated.value_back(layout, name, values[layout.ours(name, None)])) for name in shapes
+    }
     safetensors.save_file(theirs, tmp_path / "model.safetensors")
     command = [sys.executable, "-m", "cnn_harness", "import-weights", "model.safetensors"]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeVar
 
 from cnn_harness.base import version
 from cnn_harness.base.errors import Answered, Failure, OptionError, WrongInput
-from cnn_harness.base.fields import opt
+from cnn_harness.base.fields import opt, short
 from cnn_harness.base.process import command_line, commands
 from cnn_harness.emulator.plan.options import FASTEST
 from cnn_harness.harness.options import option_help
@@ -31,8 +31,8 @@ _QUESTIONS = ("help", "version", "list_configs")
 _RECORDED = ("restore_path", "autoresume", "init_path")  # options whose answer needs recorded options
 
 
-def run_command(script: str, main: Callable[[Any], int], argv: list[str] | Call | None) -> int:
-    """Run main(call), or main(words) for a command without the options of a script; return its exit code.
+def run_command(script: str, main: Callable[[Call], int], argv: list[str] | Call | None) -> int:
+    """Run main(call); return the exit code.
 
     Print expected errors as one line on standard error. `argv` is None for the words of this process.
     """
@@ -41,10 +41,9 @@ def run_command(script: str, main: Callable[[Any], int], argv: list[str] | Call 
     call = argv if isinstance(argv, Call) else None
 
     def called(words: list[str]) -> int:
-        if not row or not row.takes:
-            return main(words)
-        made = call or Call.of_words(words, row.takes)
-        return main(made.with_option() if row.takes == script else made)
+        takes = row.takes if row else ""
+        made = call or Call.of_words(words, takes)
+        return main(made.with_option() if takes == script else made)
 
     return command_line.run(prog, called, None if call else argv, (WrongInput,), (FloatingPointError, Failure))
 
@@ -127,6 +126,7 @@ class OwnOptions:
     """The options of every command that has options of its own. A subclass adds its options with `opt`."""
 
     help: bool = opt(False, "show this help and exit", flags=("-h",))
+    version: bool = opt(False, "print the versions and stop")
 
 
 Own = TypeVar("Own", bound=OwnOptions)
@@ -146,7 +146,12 @@ def own_options(
     own = cls(**{name: given.value for name, given in from_call(known, mine).values.items()})
     if own.help or "help" in others:  # --hel is found, too
         answer(option_help.own_help(cls, usage, description, words, more))
+    if own.version:
+        answer(version.line())
     answer_general(others)
+    extra = () if call.script or any(name.endswith("...") for name in words) else bare[len(words) :]
+    if extra:
+        raise OptionError(f"unexpected argument {short(extra[0])}")
     return own, bare, others
 
 

@@ -24,17 +24,6 @@ def best_interval(saving: float, between_failures: float) -> float:
     return math.sqrt(2 * saving * between_failures) * (1 + math.sqrt(part) / 3 + part / 9) - saving
 
 
-def lost_share(interval: float, saving: float, restarting: float, between_failures: float) -> float:
-    """Return the share of time lost to saving, repeated updates and restarts, for exponentially distributed failures.
-
-    All arguments are in seconds: `interval` is the training time between checkpoints, and `restarting` the time from a
-    failure to the next update. Source: Daly (2006), equation 20: the total time is the pure training time multiplied by
-    M e^(R/M) (e^((interval + saving)/M) - 1) / interval, with M = between_failures and R = restarting.
-    """
-    taken = math.expm1((interval + saving) / between_failures) * math.exp(restarting / between_failures)
-    return 1 - interval / (between_failures * taken)
-
-
 def safety_interval(options: CheckpointOptions, hosts: int, saving: float | None) -> float:
     """Return the number of seconds between safety checkpoints, or 0 if none are saved.
 

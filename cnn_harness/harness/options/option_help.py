@@ -141,6 +141,9 @@ def _add(group: Any, option: Option, all_names: bool = False) -> None:
         group.add_argument(*flags, action="store_true", help=text, dest=option.name)
         return
     kind = meta["metavar"] or {int: "N", float: "X", str: "TEXT"}[option.base]
+    if " " in kind:  # a value for each word
+        group.add_argument(*flags, nargs=len(kind.split()), metavar=tuple(kind.split()), help=text, dest=option.name)
+        return
     metavar = "{" + ",".join(meta["choices"]) + "}" if meta["choices"] else kind
     several = None if meta["repeated"] else "+" if option.several else "?" if meta["bare"] else None
     group.add_argument(*flags, nargs=several, metavar=metavar, help=text, dest=option.name)

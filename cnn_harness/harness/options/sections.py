@@ -52,7 +52,7 @@ COMMAND_LINE, CONFIGURATION, RECORDED = "command line", "configuration", "the re
 ACCUMULATION, AUTO = "gradient_accumulation_count", "auto"
 
 
-def _channels(low: float) -> Callable[[tuple[float, ...]], str | None]:
+def channels(low: float) -> Callable[[tuple[float, ...]], str | None]:
     """Return a check that accepts no value, or three numbers (R, G, B) that are at least `low`."""
 
     def check(values: tuple[float, ...]) -> str | None:
@@ -178,13 +178,13 @@ class DatasetOptions:
     image_mean: tuple[float, ...] = opt(
         (),
         "ImageNet: normalise pixels to (x / 255 - mean) / std; these are the three means, for R, G and B; needs --image-std",
-        check=_channels(-1e6),
+        check=channels(-1e6),
         needs=photos,
     )
     image_std: tuple[float, ...] = opt(
         (),
         "ImageNet: set the three standard deviations, for R, G and B, in the formula of --image-mean",
-        check=_channels(1e-6),
+        check=channels(1e-6),
         needs=photos,
     )
     hostside_norm: bool = opt(False, "ImageNet: normalise images on the host instead of the device", needs=photos)

@@ -160,9 +160,6 @@ class TrainingLength:
         first = self.host_step_start(iteration - 1) if iteration > 0 else 0
         return iteration > 0 and self.host_step_end(first) == iteration and self.checkpoint_due(first, iteration)
 
-    def log_points(self) -> list[int]:
-        return [end for first, end in self.host_steps() if self.log_due(first, end)]
-
     def checkpoint_points(self) -> list[int]:
         return [end for first, end in self.host_steps() if self.checkpoint_due(first, end)]
 
