@@ -18,18 +18,15 @@ if __name__ == "__main__":  # run this before the slow imports below
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cnn_harness.harness.commands import answers, entry, hints
 from cnn_harness.harness.distributed.team import Team
 from cnn_harness.harness.options.call import Call
-from cnn_harness.harness.programs import build_or_load
-from cnn_harness.harness.training import summary
-from cnn_harness.harness.training.initial_state import initial_state
-from cnn_harness.harness.training.loop import TrainingLoop
-from cnn_harness.harness.training.profiler import UpdateProfiler
-from cnn_harness.harness.training.run_dir import Listener, TrainingContext, open_run
 from cnn_harness.harness.training.start import FreshStart, LoadedCheckpoint, Resume, last_update
-from cnn_harness.harness.training.validator import Validator
+
+if TYPE_CHECKING:
+    from cnn_harness.harness.training.run_dir import Listener, TrainingContext
 
 
 def main(call: Call) -> int:
@@ -75,6 +72,8 @@ def run_training(call: Call, start: FreshStart | Resume, listener: Listener | No
     if report is not None:
         print(report, end="")
         return start.folder or Path(run.options.logging.logs_path)
+    from cnn_harness.harness.training.run_dir import open_run  # late, so that --dry-run and errors appear at once
+
     with Team(prepared.cluster, run.options.training.worker_timeout, f"{call.script}.py") as team:
         execution, loaded = start.join(prepared, team)
         with open_run(run, execution, team, loaded and loaded.checkpoint, hints.repeating(call)) as context:
@@ -88,6 +87,13 @@ def train(context: TrainingContext, loaded: LoadedCheckpoint | None = None) -> N
 
     `loaded` is the checkpoint from which to resume; None starts a new run.
     """
+    from cnn_harness.harness.programs import build_or_load
+    from cnn_harness.harness.training import summary
+    from cnn_harness.harness.training.initial_state import initial_state
+    from cnn_harness.harness.training.loop import TrainingLoop
+    from cnn_harness.harness.training.profiler import UpdateProfiler
+    from cnn_harness.harness.training.validator import Validator
+
     done = loaded.updates if loaded else 0
     last = last_update(context.run, done)
     context.mlperf.log_init_start()

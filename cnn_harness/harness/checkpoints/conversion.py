@@ -31,8 +31,7 @@ from cnn_harness.harness.checkpoints.compatibility import (
 )  # fmt: skip
 from cnn_harness.harness.checkpoints.read import Tensors
 from cnn_harness.harness.options.catalogue import LARGEST, format_value
-from cnn_harness.harness.options.sections import TrainingOptions
-from cnn_harness.harness.options.update_rules import UPDATE_RULES
+from cnn_harness.harness.options.sections import UPDATE_RULES, TrainingOptions
 from cnn_harness.harness.run.recorded_arguments import LR_SCALE, OPTIMISER, is_positive
 
 if TYPE_CHECKING:

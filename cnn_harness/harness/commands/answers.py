@@ -19,7 +19,6 @@ from cnn_harness.base.errors import Answered, Failure, OptionError, WrongInput
 from cnn_harness.base.fields import opt, short
 from cnn_harness.base.process import command_line, commands
 from cnn_harness.emulator.plan.options import FASTEST
-from cnn_harness.harness.options import option_help
 from cnn_harness.harness.options.call import DEFAULT_CONFIG_PATH, Call, Parsed
 from cnn_harness.harness.options.catalogue import Catalogue, section_options
 from cnn_harness.harness.options.sections import RunOptions
@@ -106,6 +105,8 @@ def parse(call: Call, recorded: Mapping[str, Any] | None = None, folder: Path | 
         record = run_record.arguments_file(folder)
     parsed = (not recorded and call.parsed) or resolve(call, recorded, record)
     if parsed.options.main.help:
+        from cnn_harness.harness.options import option_help
+
         answer(option_help.help_text(parsed.catalogue, parsed.options, call.script))
     if parsed.options.main.explain:
         answer(cli.explain(parsed.options), "Number formats:", *_formats(parsed.options))
@@ -145,6 +146,8 @@ def own_options(
     mine, bare, others = call.parted(known)
     own = cls(**{name: given.value for name, given in from_call(known, mine).values.items()})
     if own.help or "help" in others:  # --hel is found, too
+        from cnn_harness.harness.options import option_help
+
         answer(option_help.own_help(cls, usage, description, words, more))
     if own.version:
         answer(version.line())

@@ -15,13 +15,11 @@ from cnn_harness.harness.checkpoints.checkpoint import CheckpointError
 from cnn_harness.harness.commands import answers
 from cnn_harness.harness.evaluation import inference_record
 from cnn_harness.harness.options.call import Call, Parsed
-from cnn_harness.harness.options.sections import with_trait
-from cnn_harness.harness.reports import profile
+from cnn_harness.harness.options.sections import RunOptions, with_trait
 from cnn_harness.harness.run import membership, rules
 from cnn_harness.harness.run.cluster import Execution
-from cnn_harness.harness.run.origin import Origin
 from cnn_harness.harness.run.recorded_arguments import changed_data, other_class_names
-from cnn_harness.harness.run.resolve import Prepared, prepare
+from cnn_harness.harness.run.resolve import Origin, Prepared, prepare
 from cnn_harness.harness.run.run import Run
 
 # a call must have at least one of these options to describe a network
@@ -40,9 +38,16 @@ def checked_run(
     origin = origin or Origin()
     parsed = answers.parse(call, origin.recorded, origin.folder)
     prepared, warnings = _prepared(parsed, origin, training)
-    _answer(prepared, warnings, origin, training, compiled)
     run = prepared.run
+    if run.options.dataset.dataset_benchmark or _is_preview(run.options):
+        from cnn_harness.harness.commands import preview
+
+        execution = Execution.of(run.options, prepared.cluster, prepared.notes)
+        preview.show(run, execution, warnings, origin.updates, training, compiled)
+        raise Answered
     if not run.options.checkpoint.predict:
+        from cnn_harness.harness.reports import profile
+
         profile.check_target(run.options.device, os.environ)
     logging = run.options.logging
     if training and (logging.wandb or logging.mlflow):
@@ -65,35 +70,9 @@ def _prepared(parsed: Parsed, origin: Origin, training: bool) -> tuple[Prepared,
     return Prepared(run, cluster, (*notes, *other_data, *memory)), warnings
 
 
-def _answer(
-    prepared: Prepared, warnings: list[str], origin: Origin, training: bool,
-    compiled: Callable[[Run, Execution], None] | None,
-) -> None:  # fmt: skip
-    """Answer --dry-run and similar options, and raise Answered. Return if the call starts a run."""
-    run, execution = prepared.run, Execution.of(prepared.run.options, prepared.cluster, prepared.notes)
-    main = run.options.main
-    if run.options.dataset.dataset_benchmark:
-        from cnn_harness.harness.evaluation import input_benchmark
-
-        input_benchmark.report(run, execution, training)
-        raise Answered
-    if main.dry_run:
-        from cnn_harness.harness.commands import describe
-
-        text = describe.run(run, execution, origin.updates) if training else run.summary(execution)
-        answers.print_answer(*execution.notes, *warnings, text)
-    if main.summary:
-        from cnn_harness.harness.reports.layer_table import layer_table, table_after
-
-        table = table_after(run, main.after, training) if main.after else layer_table(run.network, run.plan)
-        answers.print_answer(table)
-    if main.dry_run or main.summary:
-        raise Answered
-    if run.options.device.compile_only:
-        from cnn_harness.harness.commands import compile_only
-
-        compiled(run, execution) if compiled else compile_only.report(run, execution, training)
-        raise Answered
+def _is_preview(options: RunOptions) -> bool:
+    """Return whether a call only shows what a run would do."""
+    return options.main.dry_run or options.main.summary or options.device.compile_only
 
 
 def recorded_options(folder: Path, call: Call) -> dict[str, Any]:
@@ -154,7 +133,6 @@ def _memory_warnings(run: Run, processes: int) -> list[str]:
     try:
         return rules.check_host_memory(run, processes, host_limits.limits())
     except OptionError as error:
-        main = run.options.main
-        if not (main.dry_run or main.summary or run.options.device.compile_only):
+        if not _is_preview(run.options):
             raise
         return [f"warning: {error}"]

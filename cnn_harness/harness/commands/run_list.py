@@ -22,7 +22,7 @@ from cnn_harness.base.storage.tables import Row, Table, run_table
 from cnn_harness.harness.checkpoints import find, manifest, run_record
 from cnn_harness.harness.checkpoints.checkpoint import CheckpointError
 from cnn_harness.harness.checkpoints.write import STAGING_PREFIX
-from cnn_harness.harness.run import network_names, validations
+from cnn_harness.harness.run import recorded_arguments, validations
 from cnn_harness.harness.run.recorded_arguments import RUN_ID
 
 RUNNING, STOPPED, COMPLETE, DAMAGED = "running", "stopped", "complete", "damaged"
@@ -156,7 +156,7 @@ def _summary(folder: Path, name: str) -> RunSummary:
     whole = COMPLETE if done else STOPPED if trained else VALIDATION
     return RunSummary(
         name=name, folder=str(folder),
-        network=f"{recorded.get('model', '')} {network_names.size_name(recorded)}".strip(),
+        network=f"{recorded.get('model', '')} {recorded_arguments.network_size(recorded)}".strip(),
         dataset=recorded.get("dataset") or "",
         updates=updates, total_updates=total,
         accuracy=float(best["val_acc"]) if best else None,

@@ -22,7 +22,7 @@ from cnn_harness.harness.checkpoints.read import Tensors
 from cnn_harness.harness.evaluation import inference_record, predictions_file
 from cnn_harness.harness.evaluation.predictions_file import ImagePrediction
 from cnn_harness.harness.reports import profile
-from cnn_harness.harness.run import network_names
+from cnn_harness.harness.run import recorded_arguments
 from cnn_harness.harness.run.cluster import Execution
 from cnn_harness.harness.run.run import Run
 from cnn_harness.log import RunLog
@@ -83,7 +83,8 @@ def predict(run: Run, execution: Execution, selected: Sequence[Checkpoint]) -> N
         log.note(warning)
     with closing(Predictor(run, execution.seed, checkpoint, values)) as predictor:
         answers = _answers(predictor, listed, log)
-    network = f"{network_names.title(run.options.values())} with {checkpoint.name}, {run.image_size}x{run.image_size} pixels"
+    network = f"{recorded_arguments.network_title(run.options.values())} with {checkpoint.name}, "
+    network += f"{run.image_size}x{run.image_size} pixels"
     network += ", mirrored too" if run.mirrors else ""
     output = run.options.checkpoint.output
     if output:

@@ -12,7 +12,7 @@ from cnn_harness.harness.distributed import folders
 from cnn_harness.harness.evaluation import photo_predictions, predictions_file
 from cnn_harness.harness.options.sections import RunOptions
 from cnn_harness.harness.run.cluster import Cluster
-from cnn_harness.harness.run.origin import Origin
+from cnn_harness.harness.run.resolve import Origin
 from cnn_harness.harness.run.run import Run
 
 

@@ -1,7 +1,7 @@
 """Declare the options of the scripts, with one frozen dataclass for each group of options.
 
 The options of the device layer are in `emulator/plan/options.py`. Each model and each schedule has a class `Options`.
-`harness/options/exclusive.py` and `harness/run/rules.py` check options against each other.
+`harness/run/option_values.py` and `harness/run/rules.py` check options against each other.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
+from cnn_harness.base import plugins
 from cnn_harness.base.conditions import (
     checkpoints,
     cutmix,
@@ -45,11 +46,22 @@ from cnn_harness.base.fields import (
 )  # fmt: skip
 from cnn_harness.emulator.plan.options import PASSES, DeviceOptions
 from cnn_harness.harness.options import releases
-from cnn_harness.harness.options.update_rules import UPDATE_RULES, OptimiserOptions
 from cnn_harness.Optimisers._rule import UpdateRule
 
 COMMAND_LINE, CONFIGURATION, RECORDED = "command line", "configuration", "the recorded run"  # sources of values
 ACCUMULATION, AUTO = "gradient_accumulation_count", "auto"
+
+_FIRST = ("SGD", "momentum", "RMSprop", "LARS", "LAMB", "Adam", "AdamW")  # the order in --help; others follow
+_FILES = {
+    name: plugins.load("Optimisers", name) for name in dict.fromkeys((*_FIRST, *plugins.names("Optimisers")))
+}  # the optimisers in Optimisers/
+UPDATE_RULES: Mapping[str, type[UpdateRule]] = {name: file.Rule for name, file in _FILES.items()}
+OPTIMISER_OPTIONS: Mapping[str, frozenset[str]] = {
+    name: frozenset(field.name for field in dataclasses.fields(file.Options)) for name, file in _FILES.items()
+}  # the options that each optimiser uses
+# dataclasses collects the fields of the last base class first
+_BASES = tuple(dict.fromkeys(file.Options for file in _FILES.values()))[::-1]
+OptimiserOptions = dataclass(frozen=True, kw_only=True)(type("OptimiserOptions", _BASES, {}))
 
 
 def channels(low: float) -> Callable[[tuple[float, ...]], str | None]:

@@ -12,7 +12,7 @@ from cnn_harness.base.storage import files
 from cnn_harness.base.storage.tables import TABLES, run_table
 from cnn_harness.harness.reports import chart
 from cnn_harness.harness.reports.chart import BLUE, GREEN, ORANGE, PALE, PURPLE, RED, SAND, Curves, Line, Points
-from cnn_harness.harness.run import network_names, validations
+from cnn_harness.harness.run import recorded_arguments, validations
 from cnn_harness.LR_Schedules._schedule import highest
 
 Rows = Sequence[Mapping[str, Any]]
@@ -36,7 +36,7 @@ _COMPARED = (
 
 def run_title(options: Mapping[str, Any]) -> str:
     """Return a title such as "ResNet-14 on Fashion-MNIST" for a run with these options; "" if the network is unknown."""
-    data, network = options.get("dataset"), network_names.title(options)
+    data, network = options.get("dataset"), recorded_arguments.network_title(options)
     return network and f"{network} on {_DATA.get(data, data) if data else 'unknown data'}"
 
 

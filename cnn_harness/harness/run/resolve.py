@@ -9,7 +9,8 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from cnn_harness.base import plugins
 from cnn_harness.base.errors import OptionError, parts
@@ -36,6 +37,27 @@ from cnn_harness.Models._segments import Segment
 EMBEDDED = "fashion-mnist"
 _DEVICE_DEFAULTS = DeviceOptions()
 ON = ("ON", "ON_prng_stable", "RI_prng_stable")  # values that do not say what is rounded
+
+
+class Origin:
+    """A call that starts from nothing and inherits no options."""
+
+    folder: Path | None = None  # The run directory or the weights file.
+    recorded: Mapping[str, Any] = {}  # The recorded options, as the user gave them.
+    total_replicas: int | None = None  # The replicas of all processes of a resumed run.
+    updates: int = 0  # The number of updates done before this call.
+
+    def check_source(self, options: RunOptions) -> list[str]:
+        """Return notes for the log. Raise OptionError or CheckpointError if a run with these options cannot start."""
+        return []
+
+    def options(self, options: RunOptions) -> RunOptions:
+        """Return the options without those that have no effect, because the call starts from a run."""
+        return options
+
+    def check_run(self, run: Run, cluster: Cluster) -> list[str]:
+        """Return notes for a dry run. Raise the errors that would later stop the run."""
+        return []
 
 
 class Prepared(NamedTuple):

@@ -23,9 +23,8 @@ from cnn_harness.emulator.plan.number_formats import FP16, FP32
 from cnn_harness.emulator.plan.options import DeviceOptions
 from cnn_harness.emulator.plan.plan import ExecutionPlan
 from cnn_harness.emulator.plan.precision import ALL, FIRST, LAST, is_kernel
-from cnn_harness.harness.options import update_rules
 from cnn_harness.harness.options.releases import vintage
-from cnn_harness.harness.options.sections import RECORDED, DatasetOptions, RecipeBatch, RunOptions, flag
+from cnn_harness.harness.options.sections import OPTIMISER_OPTIONS, RECORDED, DatasetOptions, RecipeBatch, RunOptions, flag
 from cnn_harness.harness.run import membership
 from cnn_harness.harness.run.cluster import Cluster
 from cnn_harness.harness.run.data import SPLIT_FOLDERS, family
@@ -64,7 +63,7 @@ def options_without_effect(run: Run) -> Iterator[str]:
     """Warn about options on the command line that have no effect in this run."""
     options = run.options
     fields = {field.name: field for section in options.sections for field in dataclasses.fields(section)}
-    unread = frozenset().union(*update_rules.OPTIONS.values()) - update_rules.OPTIONS[options.training.optimiser]
+    unread = frozenset().union(*OPTIMISER_OPTIONS.values()) - OPTIMISER_OPTIONS[options.training.optimiser]
     norms = {name: kind for kind in _norms.KINDS if kind not in run.norms for name in kind.reads}
     for name, field in fields.items():
         needs = field.metadata.get("needs")

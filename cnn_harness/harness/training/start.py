@@ -24,9 +24,8 @@ from cnn_harness.harness.options.sections import RunOptions, with_trait
 from cnn_harness.harness.run import membership
 from cnn_harness.harness.run.cluster import Cluster, Execution
 from cnn_harness.harness.run.data import recorded_places
-from cnn_harness.harness.run.origin import Origin
 from cnn_harness.harness.run.recorded_arguments import ARITHMETIC, RUN_ID, changed_data
-from cnn_harness.harness.run.resolve import Prepared, learning_rate
+from cnn_harness.harness.run.resolve import Origin, Prepared, learning_rate
 from cnn_harness.harness.run.run import Run
 
 NEW_RUN_OPTIONS = ("log_dir", "logs_path", "name_suffix")

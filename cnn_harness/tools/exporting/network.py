@@ -20,7 +20,7 @@ from cnn_harness.harness.commands import answers, entry
 from cnn_harness.harness.evaluation import inference_record
 from cnn_harness.harness.options.call import Call, Parsed
 from cnn_harness.harness.options.sections import COMMAND_LINE, RunOptions, flag, with_trait
-from cnn_harness.harness.run import membership, network_names
+from cnn_harness.harness.run import membership, recorded_arguments
 from cnn_harness.harness.run.cli import NORMALISATION
 from cnn_harness.harness.run.recorded_arguments import option_values
 from cnn_harness.harness.run.resolve import prepare
@@ -56,13 +56,13 @@ class TrainedNetwork:
         """Return the message that describes the exported network."""
         run = self.run
         size = f"{run.image_size}x{run.image_size} pixels, {len(self.names)} classes, {run.network.parameters:,} parameters"
-        return f"Exporting {self.checkpoint.prefix}: {network_names.title(run.options.values())}, {size}"
+        return f"Exporting {self.checkpoint.prefix}: {recorded_arguments.network_title(run.options.values())}, {size}"
 
     def texts(self, side: int) -> dict[str, str]:
         """Return the text files that describe the network, by name. `side` is the side of the input images in pixels."""
         described = preprocessing.described(self.run.data_source.spec, self.run.request(1))
         about = {
-            "network": network_names.title(self.run.options.values()),
+            "network": recorded_arguments.network_title(self.run.options.values()),
             "checkpoint": self.checkpoint.name,
             "weights": self._digest(),
             "input": {"name": "image", "dtype": "uint8", "shape": [None, side, side, 3], "channel_order": "RGB"},

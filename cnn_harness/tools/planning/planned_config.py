@@ -17,8 +17,8 @@ from cnn_harness.emulator.cost_model.prediction import Prediction, predict
 from cnn_harness.emulator.cost_model.remedies import remedies
 from cnn_harness.emulator.plan.number_formats import FP16
 from cnn_harness.harness.options.call import Call
-from cnn_harness.harness.options.exclusive import drop_conflicting
 from cnn_harness.harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, with_trait
+from cnn_harness.harness.run.option_values import drop_conflicting
 from cnn_harness.harness.run.run import Run
 from cnn_harness.tools.planning import plan_options
 from cnn_harness.tools.planning.plan_options import PlanRequest

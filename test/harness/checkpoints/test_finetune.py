@@ -17,7 +17,7 @@ from commands import assert_same_bits, run, succeed, training_program, variables
 from cnn_harness.emulator.program.variables import ProgramVariables
 from cnn_harness.harness.checkpoints import compatibility, conversion, read, write
 from cnn_harness.harness.checkpoints.checkpoint import Checkpoint, CheckpointError
-from cnn_harness.harness.options.update_rules import UPDATE_RULES
+from cnn_harness.harness.options.sections import UPDATE_RULES
 from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 from cnn_harness.harness.run.run import Run
