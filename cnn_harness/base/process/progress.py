@@ -35,10 +35,10 @@ class Progress:
         if self._terminal and self._done:
             self._show("\n")
 
-    def advance(self, count: int = 1) -> None:
-        """Add `count` to the work done."""
+    def advance(self) -> None:
+        """Count one more part of the work as done."""
         with self._lock:
-            self._done += count
+            self._done += 1
             now = time.monotonic()
             if now - self._shown >= (_REDRAWN if self._terminal else _LINE_EVERY):
                 self._shown = now

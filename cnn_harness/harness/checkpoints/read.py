@@ -42,9 +42,9 @@ class DamagedCheckpoint(CheckpointError):
         self.warning = f"warning: checkpoint {checkpoint.name} is damaged and skipped: {reason}"
 
 
-def find_latest(folder: Path, option: str = "--restore-path") -> tuple[Checkpoint, list[str]]:
+def find_latest(folder: Path) -> tuple[Checkpoint, list[str]]:
     """Return the newest intact checkpoint of a run directory, and a warning for each newer damaged checkpoint."""
-    (newest,), warnings = load_each(find.run_checkpoints(folder, option), f"{option} {folder}", _verified, limit=1)
+    (newest,), warnings = load_each(find.run_checkpoints(folder), f"--restore-path {folder}", _verified, limit=1)
     return newest, warnings
 
 

@@ -90,9 +90,9 @@ class Heartbeat:
         """Stop watching."""
         self._stopped.set()
 
-    def responsive(self, instances: Sequence[int] | None = None) -> list[int]:
-        """Return the indices of the instances that answer now: among `instances`, or else among all other instances."""
-        return list(self._replies(self._peers if instances is None else instances))
+    def responsive(self) -> list[int]:
+        """Return the indices of the other instances that answer now."""
+        return list(self._replies(self._peers))
 
     def _replies(self, instances: Sequence[int]) -> dict[int, bytes]:
         """Return the answer of each instance that answers now, by index."""

@@ -111,7 +111,8 @@ class Predictor:
         tf_runtime.import_tensorflow("3")
         from cnn_harness.harness.programs.build import prediction_program
 
-        self._run, self._checkpoint, self._batch = run, checkpoint, _Batch()
+        self._run, self._checkpoint = run, checkpoint
+        self._batch: list[np.ndarray] = []  # the program reads it again after each rewind
         self._request = dataclasses.replace(run.request(1), hostside_norm=False)
         self.class_names = inference_record.names(run, checkpoint)
         self._program: InferenceProgram = prediction_program(run, seed, self._request, self._batch)
@@ -130,7 +131,7 @@ class Predictor:
 
     def probabilities(self, prepared: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
         """Yield the probabilities [classes] of each prepared image."""
-        self._batch.images = prepared
+        self._batch[:] = prepared
         self._program.rewind()
         for k in range(len(prepared)):
             yield finite(self._program.step(k, k + 1)["probabilities"], self._checkpoint.prefix)
@@ -138,16 +139,6 @@ class Predictor:
     def close(self) -> None:
         """Free the program's memory."""
         self._program.close()
-
-
-class _Batch:
-    """The prepared images that a program reads. After each rewind, it starts again at the first image."""
-
-    def __init__(self) -> None:
-        self.images: Sequence[np.ndarray] = ()
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        return iter(self.images)
 
 
 def _answers(predictor: Predictor, listed: Photos, log: RunLog) -> dict[str, tuple[ImagePrediction, ...]]:

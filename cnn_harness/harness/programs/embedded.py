@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -17,6 +16,7 @@ from cnn_harness.base import bounds
 from cnn_harness.base.errors import OptionError
 from cnn_harness.base.storage import input_files
 from cnn_harness.emulator.native import library
+from cnn_harness.harness.checkpoints import write
 from cnn_harness.harness.checkpoints.checkpoint import Checkpoint
 from cnn_harness.harness.distributed.consistency import code_version
 from cnn_harness.harness.run.run import Run
@@ -100,9 +100,6 @@ def file_name(run: Run, checkpoint: Checkpoint) -> str:
 
 def identity(run: Run, values: Mapping[str, np.ndarray] | None) -> str:
     """Return everything on which the program depends, as JSON: network, images, precision, weights and code."""
-    digest = hashlib.sha256()
-    for name in sorted(values or {}):
-        digest.update(name.encode() + values[name].tobytes())
     dataset = run.options.dataset
     described = {
         "model": run.options.main.model,
@@ -119,7 +116,7 @@ def identity(run: Run, values: Mapping[str, np.ndarray] | None) -> str:
         ],
         "precision": repr(run.plan.precision),
         "seed": run.options.device.seed if values is None else None,  # The seed matters only for random weights.
-        "weights": digest.hexdigest(),
+        "weights": write.fingerprint(values or {}),
     }  # fmt: skip
     return json.dumps(described, sort_keys=True, default=str)
 

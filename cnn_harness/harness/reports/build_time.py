@@ -62,30 +62,6 @@ class Compilation:
         return lines
 
 
-class FirstUpdates:
-    """Times the first two updates of a command for the profile."""
-
-    def __init__(self, profile: Compilation, first: int) -> None:
-        self._profile, self._first = profile, first
-        self.apart = frozenset((first, first + 1))  # each of these updates must be a host step of its own
-
-    def before_update(self, update: int) -> None:
-        """Record that an update is about to run."""
-        if update == self._first:
-            self._profile.over("restoring, first checkpoint")
-        self._started = time.perf_counter()
-
-    def after_update(self, update: int) -> list[str]:
-        """Record that an update has run. Return the lines to log after the second update."""
-        if update == self._first:
-            self._profile.over("first update")
-        return self._profile.again(time.perf_counter() - self._started) if update == self._first + 1 else []
-
-    def finished(self) -> list[str]:
-        """Return the lines to log if the command ended before its second update."""
-        return self._profile.report()
-
-
 def target(folder: Path | None, environ: Mapping[str, Any]) -> Path | None:
     """Return the path of the trace, in the directory given to gc-profile or else in the run directory `folder`; None if
     there is no directory."""

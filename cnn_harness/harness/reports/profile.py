@@ -54,6 +54,16 @@ class ProfileRequest:
         """Whether to record every TensorFlow operation, not only the passes of each stage."""
         return self.kind != DEVICE
 
+    @property
+    def trace(self) -> Path:
+        """The path of the trace."""
+        return self.target.with_name(f"{self.target.name}.json")
+
+    @property
+    def drawing(self) -> Path:
+        """The path of the timeline."""
+        return self.target.with_name(f"{self.target.name}.svg")
+
 
 def requested(options: DeviceOptions, folder: Path, environ: Mapping[str, str]) -> ProfileRequest | None:
     """Return the profile that the options or the environment request, or None. `folder` is the run directory."""
@@ -80,14 +90,8 @@ def check_target(options: DeviceOptions, environ: Mapping[str, str]) -> None:
         raise OptionError(f"--profile {options.profile}: cannot create folder {folder}: {error.strerror}") from None
     from cnn_harness.harness.reports import output
 
-    for name in _names(request):
-        kind = output.SVG if name.endswith(".svg") else output.JSON
-        output.check(str(request.target.with_name(name)), kind, OWN_NAMES)
-
-
-def _names(request: ProfileRequest) -> tuple[str, str]:
-    """Return the file names of the trace and the timeline."""
-    return f"{request.target.name}.json", f"{request.target.name}.svg"
+    output.check(str(request.trace), output.JSON, OWN_NAMES)
+    output.check(str(request.drawing), output.SVG, OWN_NAMES)
 
 
 def write(
@@ -100,11 +104,10 @@ def write(
 ) -> list[str]:
     """Write all files and return log lines about them. `operations` are events of a Chrome trace, in microseconds.
     `most_alive` is the peak memory of live tensors, in bytes."""
-    trace, drawing = (request.target.with_name(name) for name in _names(request))
     measures = _measures(plan, cells, most_alive)
     texts = {
-        trace: json.dumps({"traceEvents": [*_cell_events(cells, len(plan.stages)), *operations]}),
-        drawing: timeline.svg(plan, cells, title, cores()),
+        request.trace: json.dumps({"traceEvents": [*_cell_events(cells, len(plan.stages)), *operations]}),
+        request.drawing: timeline.svg(plan, cells, title, cores()),
     }
     failure = _write_all(request, title, texts, operations, measures)
     if failure:
@@ -112,8 +115,8 @@ def write(
     lines = [
         f"Profile of one weight update ({measures['milliseconds']:.1f} ms, "
         f"stages {100 * measures['idle_share']:.0f} % idle, "
-        f"at most {measures['busy_at_once']} of {measures['stages']} busy at once): {drawing}",
-        f"Trace of its {'operations' if operations else 'cells'} for chrome://tracing or ui.perfetto.dev: {trace}",
+        f"at most {measures['busy_at_once']} of {measures['stages']} busy at once): {request.drawing}",
+        f"Trace of its {'operations' if operations else 'cells'} for chrome://tracing or ui.perfetto.dev: {request.trace}",
     ]
     if most_alive is not None:
         lines.append(f"Peak memory of tensors, without the weights: {most_alive / 1e6:.1f} MB")
@@ -124,9 +127,8 @@ def write(
 
 def write_operations(request: ProfileRequest, title: str, operations: Sequence[Mapping[str, Any]]) -> str:
     """Write the trace of a program that has no stages, such as a validation, and return a log line about it."""
-    trace = request.target.with_name(_names(request)[0])
-    failure = _write_all(request, title, {trace: json.dumps({"traceEvents": list(operations)})}, operations, {})
-    return failure or f"Trace of the operations of one micro-batch for chrome://tracing or ui.perfetto.dev: {trace}"
+    failure = _write_all(request, title, {request.trace: json.dumps({"traceEvents": list(operations)})}, operations, {})
+    return failure or f"Trace of the operations of one micro-batch for chrome://tracing or ui.perfetto.dev: {request.trace}"
 
 
 def _measures(plan: ExecutionPlan, cells: Sequence[CellTiming], most_alive: int | None) -> dict[str, Any]:

@@ -104,8 +104,8 @@ class TrainingLoop:
 
     def _advance_to(self, last: int) -> None:
         """Run host steps up to update `last`, or until --patience ends the run."""
-        steps = _isolate(self._context.run.length.host_steps(self._done, last), self._profiler.isolated_updates)
-        for first, end in _split_every(steps, self._observer.every):
+        steps = self._context.run.length.host_steps(self._done, last)
+        for first, end in _split(steps, self._profiler.isolated_updates, self._observer.every):
             while first < end:
                 if self._validator.ends_run:
                     return
@@ -288,16 +288,9 @@ class TrainingLoop:
                 self._validator.validate(average, values)
 
 
-def _split_every(steps: Iterable[tuple[int, int]], every: int | None) -> Iterator[tuple[int, int]]:
-    """Yield the host steps (first, end), split at every multiple of `every` updates."""
+def _split(steps: Iterable[tuple[int, int]], isolated: set[int], every: int | None) -> Iterator[tuple[int, int]]:
+    """Yield the host steps (first, end), split at every multiple of `every` updates and around each of the updates
+    `isolated`."""
     for first, end in steps:
-        inside = range(first - first % every + every, end, every) if every else ()
-        yield from itertools.pairwise([first, *inside, end])
-
-
-def _isolate(steps: Iterable[tuple[int, int]], updates: set[int]) -> Iterator[tuple[int, int]]:
-    """Yield the host steps (first, end), split so that every update in `updates` is a separate host step."""
-    cuts = sorted({cut for update in updates for cut in (update, update + 1)})
-    for first, end in steps:
-        inside = [cut for cut in cuts if first < cut < end]
+        inside = [k for k in range(first + 1, end) if {k - 1, k} & isolated or (every and k % every == 0)]
         yield from itertools.pairwise([first, *inside, end])

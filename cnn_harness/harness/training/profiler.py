@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from cnn_harness.harness.reports import build_time, profile
-from cnn_harness.harness.reports.build_time import Compilation, FirstUpdates
+from cnn_harness.harness.reports.build_time import Compilation
 from cnn_harness.harness.training.run_dir import TrainingContext
 
 if TYPE_CHECKING:
@@ -24,24 +25,28 @@ class UpdateProfiler:
         self._context, self._program, self._request = context, program, context.profile
         # Record the second update, because the first one warms up caches.
         self._update = -1 if not recorded else first + 1 if first + 1 < last else first
-        self._first_updates: FirstUpdates | None = None
+        self._first, self._compilation, self._started = first, None, 0.0
         if context.run.options.device.profile_compilation:
             trace = build_time.target(context.folder, os.environ) if context.team.is_first else None
-            self._first_updates = FirstUpdates(Compilation(program.phase_ends, trace), first)
+            self._compilation = Compilation(program.phase_ends, trace)
 
     @property
     def isolated_updates(self) -> set[int]:
         """The updates that need a separate host step."""
-        return {self._update, *(self._first_updates.apart if self._first_updates else ())}
+        return {self._update, *((self._first, self._first + 1) if self._compilation else ())}
 
     def before_update(self, first: int) -> None:
         """Start timing the host step that begins with update `first`."""
-        if self._first_updates:
-            self._first_updates.before_update(first)
+        if self._compilation and first == self._first:
+            self._compilation.over("restoring, first checkpoint")
+        self._started = time.perf_counter()
 
     def after_update(self, first: int) -> None:
         """Stop timing the host step that began with update `first`, and log the result."""
-        self._note(self._first_updates.after_update(first) if self._first_updates else ())
+        if self._compilation and first == self._first:
+            self._compilation.over("first update")
+        elif self._compilation and first == self._first + 1:
+            self._note(self._compilation.again(time.perf_counter() - self._started))
 
     def records(self, update: int) -> bool:
         """Return whether this instance records the update."""
@@ -59,8 +64,8 @@ class UpdateProfiler:
 
     def finish(self) -> None:
         """Log the times that are still missing because the call had no second update."""
-        self._note(self._first_updates.finished() if self._first_updates else ())
+        self._note(self._compilation.report() if self._compilation else ())
 
-    def _note(self, lines: Sequence[str] | Iterator[str]) -> None:
+    def _note(self, lines: Iterable[str]) -> None:
         for line in lines:
             self._context.log.note(line)
