@@ -21,10 +21,6 @@ _ANSWERED = ("--predict", "-h", "--help", "--version", "--list-configs")  # with
 PACKAGE = "cnn_harness"  # the only folder with code that an installation creates in site-packages
 
 
-def _same(words: list[str]) -> list[str]:
-    return words
-
-
 def _to_predict(words: list[str]) -> list[str]:
     """Return the arguments of validation.py for those of `cnn predict WEIGHTS PHOTO...`.
 
@@ -54,7 +50,7 @@ class Command:
     written: str = ""
     takes: str = ""
     usage: str = ""
-    words: Callable[[list[str]], list[str]] = _same
+    words: Callable[[list[str]], list[str]] = list
 
     @property
     def call(self) -> str:

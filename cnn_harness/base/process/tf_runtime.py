@@ -191,5 +191,4 @@ def starved_message(error: BaseException) -> str | None:
 
 def telling_line(error: Exception) -> str:
     """Return the first line of TensorFlow's message that gives a reason, after headings and locations."""
-    lines = (line.strip() for line in str(getattr(error, "message", error)).splitlines())
-    return next((line for line in lines if line and not line.startswith(_HEADINGS)), "no reason given")
+    return next((line for line in _lines(error) if line and not line.startswith(_HEADINGS)), "no reason given")

@@ -29,26 +29,21 @@ def report(
     batch = run.plan.samples_per_pass if training else run.validation_batch
     request = run.request(batch, execution.seed)
     stages = run.data_source.stages(request, training)
+
+    def on_device(features):
+        return run.data_source.on_device(features["image"], request, features.get("moments")), features["label"]
+
     before, shares = 0.0, []
     for name, stream, images in stages:
         each = _seconds_each(stream, images, seconds)
         shares.append((name, max(0.0, each - before)))
         before = max(before, each)
-    whole = _seconds_each(lambda: _on_device(run, stages[-1][1](), request), batch, seconds)
+    whole = _seconds_each(lambda: stages[-1][1]().map(on_device), batch, seconds)
     shares.append(("transfer", max(0.0, whole - before)))
     total = sum(share for _, share in shares)
     for name, share in shares:
         say(f"  {name:10} {1e3 * share:8.3f} ms per image  {100 * share / total:5.1f} %")
     say(f"mean throughput: {1 / whole:.1f} imgs/sec")
-
-
-def _on_device(run: Run, stream, request):
-    """Return the stream with one more stage, the preprocessing on the device."""
-
-    def ready(features):
-        return run.data_source.on_device(features["image"], request, features.get("moments")), features["label"]
-
-    return stream.map(ready)
 
 
 def _seconds_each(stream: Callable[[], object], images: int, seconds: float) -> float:

@@ -156,14 +156,12 @@ class DiskCacheEntry:
     def save(self, executable: OptimisedGraph) -> None:
         """Write the entry. Kernels that XLA compiles later are added when `ran` is called."""
         self._files = executable.files()
-        self._write()
+        self.warnings += self._write()
 
     def ran(self) -> None:
         """Write the entry again if XLA has compiled more kernels. To be called after the program ran."""
         if self._files and not self._there() <= self._kernels:
-            earlier = len(self.warnings)
-            self._write()
-            for warning in self.warnings[earlier:]:
+            for warning in self._write():
                 self.warn(warning)
         self._files = {}
 
@@ -177,8 +175,8 @@ class DiskCacheEntry:
             return frozenset(path.name for path in _kernels().iterdir() if not path.name.startswith("."))
         return frozenset()
 
-    def _write(self) -> None:
-        """Write or replace the entry. If writing fails, add a warning, because the run can continue without the entry."""
+    def _write(self) -> list[str]:
+        """Write or replace the entry. If writing fails, return a warning, because the run can continue without the entry."""
         try:
             self._kernels = self._there()
             kernels = {_KERNELS + name: (_kernels() / name).read_bytes() for name in self._kernels}
@@ -187,10 +185,11 @@ class DiskCacheEntry:
             _trim(self._place, self._limit, self.path)
         except OSError as error:
             self._files = {}
-            self.warnings.append(
+            return [
                 f"warning: cannot write the program cache: {error.strerror}: {error.filename}. Give another folder with "
                 "--executable-cache-path, or turn the cache off with --no-executable-cache"
-            )
+            ]
+        return []
 
 
 @cache

@@ -149,12 +149,12 @@ class Line:
             yield from (self._dot(*place(x, y)) for x, y in shown if math.isfinite(y))
 
 
-def thinned(points: Points, most: int = _MOST_POINTS) -> Points:
-    """Return at most about `most` points that draw the same curve: its ends and gaps, and the minimum and maximum of each
-    short piece."""
-    if len(points) <= most:
+def thinned(points: Points) -> Points:
+    """Return at most about _MOST_POINTS points that draw the same curve: its ends and gaps, and the minimum and maximum of
+    each short piece."""
+    if len(points) <= _MOST_POINTS:
         return points
-    size, kept = math.ceil(2 * len(points) / most), {0, len(points) - 1}
+    size, kept = math.ceil(2 * len(points) / _MOST_POINTS), {0, len(points) - 1}
     for first in range(0, len(points), size):
         piece = range(first, min(first + size, len(points)))
         finite = [k for k in piece if math.isfinite(points[k][1])]

@@ -37,6 +37,15 @@ def check_installed(logging: LoggingOptions) -> None:
             )
 
 
+def event_writer(folder: Path) -> Any:
+    """Return TensorFlow's writer of a new event file in a folder."""
+    import tensorflow.compat.v1 as tf
+
+    with tf.Graph().as_default():
+        # TensorFlow appends to an existing file, even through a link. With a random name, there is no existing file.
+        return tf.summary.FileWriter(str(folder), filename_suffix=f".{secrets.token_hex(4)}")
+
+
 class Board:
     """Writes events for TensorBoard to a run directory."""
 
@@ -47,9 +56,7 @@ class Board:
         name."""
         import tensorflow.compat.v1 as tf
 
-        with tf.Graph().as_default():
-            # TensorFlow appends to an existing file, even through a link. With a random name, there is no existing file.
-            self._writer = tf.summary.FileWriter(str(folder), filename_suffix=f".{secrets.token_hex(4)}")
+        self._writer = event_writer(folder)
         self._writer.add_session_log(tf.SessionLog(status=tf.SessionLog.START), global_step=iteration)
         self._write_hparams("session_start_info", _session_start(hyperparameters))
         for name, file in (images or {}).items():

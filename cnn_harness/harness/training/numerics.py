@@ -6,12 +6,11 @@ newest observation.
 
 from __future__ import annotations
 
-import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cnn_harness.base.storage import files
-from cnn_harness.harness.reports import numerics_record
+from cnn_harness.harness.reports import numerics_record, trackers
 
 if TYPE_CHECKING:
     from cnn_harness.emulator.numerics.observation import Observation
@@ -78,11 +77,8 @@ class _Histograms:
     """Writes TensorBoard events: histograms of exponents, and shares of numbers that overflow, underflow or are 0."""
 
     def __init__(self, folder: Path) -> None:
-        import tensorflow.compat.v1 as tf
-
         folder.mkdir(exist_ok=True)
-        with tf.Graph().as_default():
-            self._writer = tf.summary.FileWriter(str(folder), filename_suffix=f".{secrets.token_hex(4)}")
+        self._writer = trackers.event_writer(folder)
 
     def add(self, observation: Observation) -> None:
         """Write the events of an observation."""
