@@ -152,16 +152,21 @@ def sources(tmp_path_factory):
     """Return sources of photos and of records of small images."""
     shards, records = tmp_path_factory.mktemp("shards"), tmp_path_factory.mktemp("records")
     photos.write_imagenet(shards, train=20, validation=4, shards=2)
-    return {"imagenet": opened("imagenet", shards), "cifar-10": opened("cifar-10", cifar10(records, 40, 10))}
+    return {"imagenet": opened("imagenet", shards), "cifar-10": opened("cifar-10", cifar10(records, 20, 10))}
 
 
+@pytest.mark.parametrize("drawn", [{}, ALL], ids=["usual", "all"])
 @pytest.mark.parametrize("name", ["imagenet", "cifar-10"])
-def test_layout_threads_and_resume_change_no_bit(name, sources):
+def test_layout_threads_and_resume_change_no_bit(name, drawn, sources):
+    """Over more than one epoch, and with batches that are larger than an epoch."""
+
     def stream(count: int, **changes) -> dict[str, np.ndarray]:
-        return joined(take(lambda: sources[name].train(small(**ALL, image_size=32, **changes)), count))
+        return joined(take(lambda: sources[name].train(small(**drawn, image_size=32, **changes)), count))
 
     whole = stream(8)
     assert_equal(whole, stream(16, batch_size=2, pipeline_num_parallel=1, dataset_cache=False))
+    assert_equal(whole, stream(1, batch_size=32))
+    assert_equal({n: x[12:] for n, x in whole.items()}, stream(5, start=12))
     shares = [stream(3, start=8 + 4 * k, shard_block=4, shard_stride=8) for k in (0, 1)]
     merged = {n: np.stack([s[n].reshape(3, 4, *s[n].shape[1:]) for s in shares], 1) for n in whole}
     assert_equal({n: x[8:] for n, x in whole.items()}, {n: x.reshape(24, *x.shape[3:]) for n, x in merged.items()})

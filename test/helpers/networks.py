@@ -60,5 +60,11 @@ def evaluated(make, feeds=None):
         return session.run(make(**held), {held[key]: value for key, value in feeds.items()})
 
 
+def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
+    """Return whether values are bitwise equal in FP32, including signs of zeros; any NaN equals any other."""
+    one, other = (np.ascontiguousarray(each, np.float32) for each in (one, other))
+    return bool(np.all((np.isnan(one) & np.isnan(other)) | (one.view(np.uint32) == other.view(np.uint32))))
+
+
 def random(seed, *shape):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)

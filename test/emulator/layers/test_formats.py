@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 from gfloat import Domain, FormatInfo, RoundMode, decode_float, round_float
+from networks import same_bits as same
 
 from cnn_harness.emulator.layers.rounding import Rounding, range_factor
 from cnn_harness.emulator.native import library
@@ -60,12 +61,6 @@ def rounded(values: np.ndarray, rounding: Rounding, seed: int | None = None) -> 
         noise = () if seed is None else (tf.constant(seed, tf.uint64),)
         x = tf.placeholder(tf.float32, values.shape)
         return session.run(rounding.without_gradient(x, noise), {x: values})
-
-
-def same(one: np.ndarray, other: np.ndarray) -> bool:
-    """Return whether values are bitwise equal, including signs of zeros; any NaN equals any other."""
-    one, other = np.ascontiguousarray(one, np.float32), np.ascontiguousarray(other, np.float32)
-    return bool(np.all((np.isnan(one) & np.isnan(other)) | (one.view(np.uint32) == other.view(np.uint32))))
 
 
 def cast(name: str, values: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 from commands import assert_same_bits, run, succeed, training_program, variables
-from networks import built, options_of
+from networks import built, options_of, same_bits
 
 from cnn_harness.emulator.layers.initial_values import initial_value
 from cnn_harness.emulator.layers.rounding import Rounding, add_rounded
@@ -33,6 +33,7 @@ from cnn_harness.emulator.program.runtime import new_graph, session_config
 from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 
+NEAREST = Rounding()
 HALVES = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
 FINITE = HALVES[np.isfinite(HALVES)]
 GN, BN = {"group_norm": True, "batch_norm": False}, {"group_norm": False, "batch_norm": True}
@@ -44,27 +45,11 @@ def evaluated(*tensors):
         return session.run(tensors)
 
 
-NEAREST = Rounding()
-
-
-def rounded(values: np.ndarray, rounding: Rounding = NEAREST, noise: int | None = None) -> np.ndarray:
-    with new_graph().as_default():
-        counters = () if noise is None else (tf.constant(noise, tf.uint64),)
-        return evaluated(rounding.without_gradient(tf.constant(values), counters))[0]
-
-
 def as_numpy(values: np.ndarray) -> np.ndarray:
     """Round with NumPy; overflow becomes NaN."""
     with np.errstate(all="ignore"):
         found = values.astype(np.float16).astype(np.float32)
     return np.where(np.isinf(found), np.float32(np.nan), found)
-
-
-def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
-    """Return whether values are bitwise equal in FP32, including signs of zeros; any NaN equals any other."""
-    one, other = one.astype(np.float32), other.astype(np.float32)
-    nan = np.isnan(one) & np.isnan(other)
-    return bool(np.all(nan | (one.view(np.uint32) == other.view(np.uint32))))
 
 
 def representable(values: np.ndarray) -> bool:
