@@ -27,8 +27,8 @@ from cnn_harness.base.storage import cache, files, input_files
 from cnn_harness.base.storage.input_files import Slices
 from cnn_harness.Datasets.formats import conversion_info
 from cnn_harness.Datasets.formats.bad_records import Tolerance
+from cnn_harness.Datasets.formats.folder_names import split_of
 from cnn_harness.Datasets.formats.image_headers import MAX_BYTES
-from cnn_harness.Datasets.formats.split_names import split_of
 
 _SHARD = re.compile(  # train-00000-of-00004, val-00000-of-00008.tfrecord, name-train.tfrecord-00000-of-00064, train.tfrecord
     r"(?P<name>.+?)(?:\.tfrecords?)?-(?P<number>\d+)-of-(?P<total>\d+)(?:\.tfrecords?)?|(?P<single>.+)\.tfrecords?", re.ASCII

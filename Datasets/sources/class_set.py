@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from cnn_harness.base.errors import DataError
-from cnn_harness.Datasets.formats import class_names, part_names
-from cnn_harness.Datasets.formats.split_names import split_of
+from cnn_harness.Datasets.formats import class_names, folder_names
+from cnn_harness.Datasets.formats.folder_names import split_of
 from cnn_harness.Datasets.sources import image_tree
 from cnn_harness.Datasets.sources.split_folders import CLASSES_HINT, listed
 
@@ -33,7 +33,7 @@ def check(classes: Images, train: Path, top: Path, chosen: bool) -> list[str]:
     splits = [name for name in classes if split_of(name) and image_tree.has_loose(train / name)]
     several = len({*map(split_of, splits)}) > 1  # steam_train and diesel_train are classes of one kind
     only_splits = len(splits) == len(classes) and (several or len(classes) == 1)
-    if not chosen and (only_splits or [*map(part_names.is_part, classes)] == [True]):
+    if not chosen and (only_splits or [*map(folder_names.is_part, classes)] == [True]):
         raise DataError(
             f"{train} has images in {listed([*classes])}, but no class folders. Put each class into its own folder, or give "
             f"cnn convert a CSV file with the path and label of each image; {CLASSES_HINT}"
@@ -61,9 +61,9 @@ def check(classes: Images, train: Path, top: Path, chosen: bool) -> list[str]:
 
 def _parts(classes: Collection[str]) -> list[str]:
     """Return the classes named like images or annotations, unless another class has that word too (mask, no_mask)."""
-    parts = [name for name in classes if part_names.mentions_part(name) and part_names.is_part(name)]
-    shared = frozenset().union(*(part_names.words(name) for name in classes if name not in parts))
-    return [name for name in parts if not part_names.words(name) & shared]
+    parts = [name for name in classes if folder_names.mentions_part(name) and folder_names.is_part(name)]
+    shared = frozenset().union(*(folder_names.words(name) for name in classes if name not in parts))
+    return [name for name in parts if not folder_names.words(name) & shared]
 
 
 def _pairs(classes: Images) -> Iterator[tuple[str, str]]:
@@ -113,8 +113,8 @@ def _annotations(files: Sequence[Path], train: Path) -> Iterator[Path]:
     """Yield the images of a class in folders for annotations, and those named like masks of images in the same folder."""
     there = {(file.parent, file.stem) for file in files}
     for file in files:
-        in_folder = file.parent.parent != train and part_names.is_annotation(file.parent.name)
-        if in_folder or (file.parent, part_names.masked(file.stem)) in there:
+        in_folder = file.parent.parent != train and folder_names.is_annotation(file.parent.name)
+        if in_folder or (file.parent, folder_names.masked(file.stem)) in there:
             yield file
 
 
@@ -124,6 +124,6 @@ def _lists(train: Path, top: Path) -> Iterator[str]:
     for folder in folders:
         for name in image_tree.names(folder, folders=False):
             stem, suffix = os.path.splitext(name)
-            listing = suffix.lower() == ".txt" and (split_of(stem) or part_names.mentions_part(stem))
+            listing = suffix.lower() == ".txt" and (split_of(stem) or folder_names.mentions_part(stem))
             if suffix.lower() in _LISTS or listing:
                 yield str(folder / name)

@@ -18,7 +18,7 @@ from cnn_harness.base import bounds
 from cnn_harness.base.errors import DataError
 from cnn_harness.base.fields import short
 from cnn_harness.base.storage import input_files
-from cnn_harness.Datasets.formats import class_names, image_headers, part_names, split_names
+from cnn_harness.Datasets.formats import class_names, folder_names, image_headers
 from cnn_harness.Datasets.formats.image_headers import MAX_BYTES
 from cnn_harness.Datasets.sources import class_set, image_tree, split_folders
 from cnn_harness.Datasets.sources.split_folders import Splits, listed
@@ -125,7 +125,7 @@ def images_by_class(folder: Path, classes: tuple[str, ...]) -> tuple[list[ImageF
     found = {name: _class_files(there) for name, there in folders.items()}
     unknown = sorted(name for name, (images, _) in found.items() if images and name not in classes)
     if unknown:
-        remedy = "; the validation images need such folders, too" if part_names.is_part(unknown[0]) else ""
+        remedy = "; the validation images need such folders, too" if folder_names.is_part(unknown[0]) else ""
         known = f"the training classes: {listed(classes)}"
         raise DataError(f"class {unknown[0]} in {folder} is not a training class; {known}{remedy}")
     images = [ImageFile(file, label) for label, name in enumerate(classes, 1) if name in found for file in found[name][0]]
@@ -240,5 +240,5 @@ def _loose(top: Path, splits: Splits) -> list[Path]:
     """Return the folders that have images outside class folders: splits, and folders next to them named like splits."""
     places, beside = [splits.train, *[splits.validation] * bool(splits.validation)], splits.train.parent
     if splits.train != top:
-        places += [beside / name for name in image_tree.names(beside, folders=True) if split_names.split_of(name)]
+        places += [beside / name for name in image_tree.names(beside, folders=True) if folder_names.split_of(name)]
     return [place for place in dict.fromkeys(places) if image_tree.has_loose(place)]

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cnn_harness.base.errors import DataError
-from cnn_harness.Datasets.formats import part_names
+from cnn_harness.Datasets.formats import folder_names
 from cnn_harness.Datasets.formats.class_names import normal
-from cnn_harness.Datasets.formats.split_names import TEST, TRAIN, VALIDATION, split_of
+from cnn_harness.Datasets.formats.folder_names import TEST, TRAIN, VALIDATION, split_of
 from cnn_harness.Datasets.sources import image_tree
 
 SPLITS_HINT = "set --train-dir and --validation-dir to the folders of the splits"
@@ -140,7 +140,7 @@ def _check_classes(here: Path, inner: dict[str, list[str]], by_split: dict[str |
             )
     widest = max(map(set, inner.values()), key=len, default=set())
     alike = len(inner) > 1 and len(widest) > 1 and all(len(widest & {*each}) > 1 for each in inner.values())
-    alike = alike and not all(map(part_names.is_part, widest))  # images and masks of each class
+    alike = alike and not all(map(folder_names.is_part, widest))  # images and masks of each class
     if alike and not any(image_tree.has_loose(here / name) for name in inner):
         raise DataError(
             f"{listed([*inner])} in {here} have folders of the same names ({listed(sorted(widest))}); if these are splits, "

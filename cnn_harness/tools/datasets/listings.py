@@ -18,7 +18,7 @@ from cnn_harness.base.fields import short
 from cnn_harness.base.process import tf_runtime
 from cnn_harness.base.process.progress import Progress
 from cnn_harness.base.storage import input_files
-from cnn_harness.Datasets.formats import class_names, split_names
+from cnn_harness.Datasets.formats import class_names, folder_names
 from cnn_harness.Datasets.sources import image_folder
 from cnn_harness.Datasets.sources.image_folder import BadFile, ImageFile, Listing
 
@@ -51,7 +51,7 @@ def read(source: Path, train: Path | None = None, validation: Path | None = None
     rows = read_rows(source)
     classes = class_names.ordered(row.label for row in rows)
     label = {name: k for k, name in enumerate(classes, 1)}
-    held_out = {split_names.VALIDATION, split_names.TEST}
+    held_out = {folder_names.VALIDATION, folder_names.TEST}
     splits: tuple[list[ImageFile], list[ImageFile]] = ([], [])
     lines: dict[str, int] = {}
     for row in rows:
@@ -146,7 +146,7 @@ def _row(line: int, cells: list[str], order: Sequence[int]) -> _Row:
     for what, value in (("path", path), ("label", label)):
         if not value or not value.isprintable():
             raise ValueError(f"the {what} '{short(value)}' is empty or has unprintable characters")
-    known = split_names.split_of(split) if split is not None else ""
+    known = folder_names.split_of(split) if split is not None else ""
     if known is None:
         raise ValueError(f"the split '{short(split)}' is neither train nor validation")
     return _Row(line, path, class_names.normal(label), known or None)

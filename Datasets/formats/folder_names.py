@@ -1,9 +1,18 @@
-"""Recognise the names of folders and files that have images or annotations of a data set, such as JPEGImages or masks."""
+"""Recognise the names of folders and files: splits such as Training, test_set or images-val, and parts of a data set such as
+JPEGImages or masks."""
 
 from __future__ import annotations
 
 import re
 
+TRAIN, VALIDATION, TEST = "train", "validation", "test"
+_SPLITS = {
+    **dict.fromkeys(("train", "training", "trainval", "trn"), TRAIN),
+    **dict.fromkeys(("val", "valid", "validation", "validate", "validating", "dev", "eval", "evaluation"), VALIDATION),
+    **dict.fromkeys(("test", "tests", "testing", "tst", "holdout"), TEST),
+}
+_SPLIT_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
+_ENDING = re.compile(r"(set|data|images?|imgs?|pictures?|photos?|split)$")  # removed from words such as testset
 _IMAGES = frozenset(("image", "images", "img", "imgs"))
 _ANNOTATIONS = frozenset(
     ("mask", "masks", "label", "labels", "annotation", "annotations", "segmentation", "segmentations", "seg", "trimap",
@@ -12,6 +21,13 @@ _ANNOTATIONS = frozenset(
 _KINDS = frozenset(("jpeg", "jpg", "png", "xml", "json", "txt", "class", "object", "instance", "ground", "binary", "raw"))
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _MASK = re.compile(r"(?P<image>.+?)[ _-]?(?P<word>[A-Za-z]+)(?:[ _-]?\d+)?")
+
+
+def split_of(name: str) -> str | None:
+    """Return the split that a name refers to; None if the name refers to no split or to several splits."""
+    each = (word.lower() for word in _SPLIT_WORD.findall(name))
+    found = {_SPLITS.get(word) or _SPLITS.get(_ENDING.sub("", word)) for word in each} - {None}
+    return found.pop() if len(found) == 1 else None
 
 
 def words(name: str) -> frozenset[str]:
