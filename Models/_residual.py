@@ -115,10 +115,8 @@ def _conv_norm(
     stride: int = 1,
     zero_gamma: bool = False,
 ) -> Tensor:
-    x = layers.conv(
-        x, filters, kernel, KERNEL, stride=stride
-    )  # padding does not matter, because only 1x1 kernels have a stride here
-    return layers.norm(x, network.norm, zero_gamma=zero_gamma)
+    # Padding does not matter, because only 1x1 kernels have a stride here.
+    return layers.norm(layers.conv(x, filters, kernel, KERNEL, stride=stride), network.norm, zero_gamma=zero_gamma)
 
 
 def _conv_norm_relu(

@@ -54,9 +54,8 @@ def read(folder: Path) -> dict[str, int]:
         raise DataError(f"the conversion into {folder} was interrupted; run it again, or remove {folder / UNFINISHED}")
     try:
         entries = bounds.json_value(input_files.content(file, _MAX_JSON))
-        records = (
-            entries.get("records", {}) if isinstance(entries, dict) else None
-        )  # files of other programs have no key "records"
+        # files of other programs have no key "records"
+        records = entries.get("records", {}) if isinstance(entries, dict) else None
         if not isinstance(records, dict) or not all(type(count) is int for count in records.values()):
             raise ValueError("the numbers of records are missing")
     except FileNotFoundError:

@@ -38,11 +38,8 @@ _UNREAD_JPEG = re.compile(
 )
 _END = b"\xff\xd9"  # the end of a JPEG
 _ORIENTATION = 0x0112  # EXIF's tag for the orientation
-_TURNING = (
-    b"eXIf",
-    b"Raw profile type exif",
-    b"XML:com.adobe.xmp",
-)  # marks in PNG chunks that contain an orientation; these chunks may follow the pixels
+# marks in PNG chunks that contain an orientation; these chunks may follow the pixels
+_TURNING = b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp"
 
 
 class Header(NamedTuple):
@@ -175,9 +172,7 @@ def _pillow() -> ModuleType:
 
 def _orientation(image: Image.Image, form: str, encoded: bytes | None) -> int:
     """Return the orientation that Pillow finds, from 1 (upright) to 8, so that exported networks see the same image."""
-    if encoded is None or (
-        form == "PNG" and not any(word in encoded for word in _TURNING)
-    ):  # otherwise Pillow would decode the PNG
+    if encoded is None or (form == "PNG" and not any(word in encoded for word in _TURNING)):  # Pillow would decode the PNG
         return 1
     try:
         found = image.getexif().get(_ORIENTATION, 1)

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from cnn_harness.base.errors import OptionError
@@ -64,31 +64,13 @@ class Ipu:
         return 2 * self.tiles * self.half_macs * self.clock
 
 
-MK1 = Ipu(
-    name="Mk1",
-    tiles=1216,
-    tile_memory=256 * KIB,
-    clock=1.6e9,
-    half_macs=32,
-    single_macs=8,
-    exchange=4.1,
-    link=256e9,
-    machine_link=128e9,
-)  # these values are from [C], except `exchange`, which is the value of Mk2.
-MK2 = Ipu(
+MK1 = Ipu(  # [C], except `exchange`, which is the value of Mk2
+    name="Mk1", tiles=1216, tile_memory=256 * KIB, clock=1.6e9, half_macs=32, single_macs=8, exchange=4.1, link=256e9
+)
+MK2 = Ipu(  # [P] [L] [T]
     name="Mk2", tiles=1472, tile_memory=624 * KIB, clock=1.33e9, half_macs=64, single_macs=16, exchange=4.1, link=320e9
-)  # [P] [L] [T]
-BOW = Ipu(
-    name="Bow",
-    tiles=1472,
-    tile_memory=624 * KIB,
-    clock=1.85e9,
-    half_macs=64,
-    single_macs=16,
-    exchange=4.1,
-    link=320e9,
-    sdk=LAST_SDK,
-)  # [D] [L]
+)
+BOW = replace(MK2, name="Bow", clock=1.85e9, sdk=LAST_SDK)  # [D] [L]
 
 
 @dataclass(frozen=True, kw_only=True)

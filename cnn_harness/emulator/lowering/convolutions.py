@@ -137,9 +137,7 @@ def _with_gradients(
     return convolution(x, weights)
 
 
-def _core(
-    x: tf.Tensor, weights: tf.Tensor, node: Node, narrow: Narrow = _UNROUNDED, in_units: bool = False
-) -> tf.Tensor:  # fmt: skip
+def _core(x: tf.Tensor, weights: tf.Tensor, node: Node, narrow: Narrow = _UNROUNDED, in_units: bool = False) -> tf.Tensor:
     kernels, sizes = library.load(), {"stride": node.stride, "groups": node.groups, "in_units": in_units}
     of_input = {"rows": x.shape[1], "columns": x.shape[2], **narrow.input_gradient, **sizes}
     return _with_gradients(

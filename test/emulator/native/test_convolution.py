@@ -49,8 +49,8 @@ GRADIENT_CASES = [
     ((1, 13, 112, 32), 3, 2, 1, 32), ((4, 1, 1, 20), 5, 1, 1, 20), ((2, 2, 3, 5), 5, 2, 1, 5), ((2, 3, 2, 16), 3, 3, 1, 16),
     ((70, 12, 12, 48), 3, 1, 1, 48), ((1, 100, 9, 2), 5, 1, 1, 2), ((2, 9, 40, 17), 3, 4, 1, 17), ((0, 8, 8, 32), 3, 1, 1, 32),
 ]  # fmt: skip
-# For minimal filtering: images of whole and partial tiles, smaller than a tile, more tiles than a block and than a part of the
-# batch, products of one vector and of two, several pieces of inputs.
+# For minimal filtering: images of whole and partial tiles, and smaller than a tile. There are more tiles than a block and than
+# a part of the batch, products of one vector and of two, and several pieces of inputs.
 WINOGRAD_CASES = [
     ((2, 8, 8, 16), 3, 1, 16, 16), ((1, 7, 9, 32), 3, 1, 32, 16), ((3, 5, 6, 16), 3, 1, 16, 48), ((2, 1, 1, 16), 3, 1, 16, 32), ((1, 1, 8, 32), 3, 1, 32, 32),
     ((2, 2, 1, 16), 3, 1, 16, 16), ((4, 6, 5, 64), 3, 1, 16, 64), ((2, 9, 4, 96), 3, 1, 32, 96), ((1, 4, 4, 64), 3, 1, 32, 32), ((90, 14, 15, 32), 3, 1, 32, 32),
