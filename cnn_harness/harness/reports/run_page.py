@@ -158,12 +158,15 @@ def _averages(run: RunFolder) -> str:
 
 
 def _options(run: RunFolder) -> str:
-    """Return a table of the options that differ from their defaults, or a reason if the options are unknown."""
+    """Return a folded table of the options that differ from their defaults, or a reason if the options are unknown."""
     try:
         changed = run_folder.changed_options(run)
     except OptionError as error:
         return markup.paragraph(f"Unknown: {str(error).splitlines()[0]}")
-    return markup.table(("option", "value", "default"), changed) if changed else markup.paragraph("None.")
+    if not changed:
+        return markup.paragraph("None.")
+    summary = f"{len(changed)} option{'s' * (len(changed) != 1)}"
+    return markup.folded(summary, markup.table(("option", "value", "default"), changed))
 
 
 def _environment(run: RunFolder) -> str:

@@ -119,6 +119,10 @@ def test_names_are_always_text(reported, trained):
     assert f"val/{CLASSES[0]}/<b>" in seen.text or f"val/{CLASSES[1]}/<b>" in seen.text
 
 
+def test_options_are_folded(reported):
+    assert re.search(r"Options that differ from the defaults</h2>\s*<details><summary>\d+ options</summary>", reported)
+
+
 def test_numbers_match_rows(reported, trained):
     text = Page(reported).text
     validated, training = csv_rows(trained / "validation.csv"), csv_rows(trained / "training.csv")
