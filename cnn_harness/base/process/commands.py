@@ -114,6 +114,9 @@ COMMANDS = {
     "kernels": Command(
         module="emulator.native.build", written="make kernels", help="compile the C++ kernels, which make norms faster"
     ),
+    "completion": Command(
+        module="tools.completion", written="cnn completion", help="print a script that completes options in your shell"
+    ),
 }  # fmt: skip
 
 
