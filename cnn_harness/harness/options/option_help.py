@@ -16,13 +16,16 @@ from cnn_harness.harness.options.sections import SECTIONS, MainOptions, RunOptio
 
 INTRODUCTIONS = {
     "train": "Train a convolutional network on emulated IPUs.",
+    "predict": "Print what photos show. WEIGHTS is a run directory, a checkpoint, an .npz or .safetensors file, or "
+    "efficientnet-lite0 (included weights). PHOTO is a photo (JPEG, PNG, WebP) or a folder of photos.",
     "validation": "Validate checkpoints with the options that their training recorded.",
     "inference_embedded": "Measure the throughput and latency of inference with a compiled program.",
     "restore": "Resume a run. Options on the command line override the recorded ones.",
 }
 _CALL = ("dry_run", "explain", "help")
 _DATA = ("dataset", "data_dir", "image_size", "model", "model_size", "precision", "micro_batch_size")
-COMMON = {  # the common options of each script, in the order of the output
+COMMON = {  # the common options of each script and of cnn predict, in the order of the output
+    "predict": ("output", "tta", "image_size", "precision", "help"),
     "train": (
         "config", "list_configs", "dataset", "data_dir", "image_size", "augment", "model", "model_size", "init_path",
         "epochs", "micro_batch_size", "gradient_accumulation_count", "optimiser", "abs_learning_rate", "lr_schedule",
@@ -56,14 +59,16 @@ def help_text(known: Catalogue, options: RunOptions, script: str) -> str:
     --release, it has every option, as in the original.
     """
     main, titles = options.main, _titles(options.main)
+    page = commands.prog(script).split()[-1]
+    page = page if page in COMMON else script
     usage = f"{commands.prog(f'{script}.py')} {commands.usage(script)}[options]"
-    parser = command_line.HelpParser(description=INTRODUCTIONS[script], add_help=False, usage=usage)
+    parser = command_line.HelpParser(description=INTRODUCTIONS[page], add_help=False, usage=usage)
     short_page = main.help == BARE and not main.release
     if short_page:
         own = {section for _, name, section in PLUGINS if name in options.sources}
         chosen = [option for option in known.options.values() if option.section in own]
         group = parser.add_argument_group("Common options")
-        for name in COMMON[script]:
+        for name in COMMON[page]:
             if name in known.options and known.options[name].section not in own:
                 _add(group, known.options[name])
     else:
@@ -74,6 +79,8 @@ def help_text(known: Catalogue, options: RunOptions, script: str) -> str:
             if option.section == section:
                 _add(group, option, all_names=not short_page)
     text = parser.format_help().rstrip("\n")
+    if page != script and short_page:
+        return f"{text}\n\n" + commands.as_invoked(f"All options of {script}.py are accepted, too (see {script}.py --help).")
     return "\n".join([text, "", *_topics(titles, main)]) if short_page else text
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 from commands import run, succeed
@@ -43,6 +45,14 @@ def test_short_help_leads_to_rest(script):
     topics = re.findall(r"^  --help (\w+) ", text, re.M)
     assert topics == [*cli.parse(["-h"], script, None, {}).catalogue.sections(), "all", "WORD"]
     assert {*option_help.GROUPS} < {*topics}
+
+
+def test_help_of_predict_is_short():
+    call = [sys.executable, "-m", "cnn_harness", "predict", "--help"]
+    text = subprocess.run(call, cwd=plugins.ROOT, capture_output=True, text=True, timeout=60).stdout
+    assert "PHOTO is a photo" in text and {"--output", "--tta"} < {*shown(text)} and len(text.splitlines()) < 30
+    assert text.endswith("All options of python -m cnn_harness validate are accepted, too (see python -m cnn_harness "
+                         "validate --help).\n")  # fmt: skip
 
 
 @pytest.fixture
