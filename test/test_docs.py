@@ -49,7 +49,7 @@ TOOLS = {
 OTHERS = {
     "emulation.md": {"--executable_cache_path"},
     "export.md": {"--strip-components"},
-    "distributed.md": {"--host", "--tag-output", "--bind-to", "--map-by", "--dport"},
+    "distributed.md": {"--host", "--tag-output", "--bind-to", "--map-by", "--dport", "--gpus-per-task"},
     "schedulers.md": {"--cpus-per-task", "--job-name", "--nodes", "--ntasks-per-node", "--time", "--signal", "--requeue", "--open-mode",
                       "--kill-on-bad-exit", "--resv-ports", "--mpi"},
     "measured.md": {"--slow"},

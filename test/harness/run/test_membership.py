@@ -20,6 +20,7 @@ from cnn_harness.harness.run import cli, membership, slurm
 from cnn_harness.harness.run.cluster import Cluster
 
 PAGE = (plugins.ROOT / "docs" / "schedulers.md").read_text()
+MANIFESTS = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.M | re.S)
 HOSTS = ["h0:2222", "h1:2222", "h2:2222"]
 OPENMPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3", "PMIX_RANK": "2"}  # of OpenMPI 5; 4 sets PMIX_RANK too
 
@@ -30,10 +31,10 @@ def environ(cluster: object, task: object = None, **others: str) -> dict[str, st
     return {"TF_CONFIG": json.dumps({**content, "environment": "cloud"}), **others}
 
 
-def by_kubernetes(job: dict, index: int) -> dict[str, str]:
+def by_kubernetes(container: dict, index: int) -> dict[str, str]:
     """Return the environment of a pod of an Indexed Job; $(NAME) refers to a variable listed earlier."""
     given: dict[str, str] = {}
-    for each in job["spec"]["template"]["spec"]["containers"][0]["env"]:
+    for each in container["env"]:
         if "value" in each:
             given[each["name"]] = re.sub(r"\$\((\w+)\)", lambda found: given[found[1]], each["value"])
         else:
@@ -43,21 +44,53 @@ def by_kubernetes(job: dict, index: int) -> dict[str, str]:
 
 
 def test_manifest_in_docs_starts_group():
-    service, job = yaml.safe_load_all(re.search(r"^```yaml\n(.*?)^```$", PAGE, re.M | re.S)[1])
+    service, job = yaml.safe_load_all(MANIFESTS[0])
     name, spec = job["metadata"]["name"], job["spec"]
     pod = spec["template"]["spec"]
     assert spec["completionMode"] == "Indexed" and spec["completions"] == spec["parallelism"] == 3
     assert service["spec"]["clusterIP"] == "None" and service["spec"]["selector"] == {"batch.kubernetes.io/job-name": name}
     assert service["metadata"]["name"] == pod["subdomain"]
     (port,) = pod["containers"][0]["ports"]
-    for instance in range(3):
-        given = by_kubernetes(job, instance)
+    check_container(pod["containers"][0], [f"{name}-{k}.{pod['subdomain']}:{port['containerPort']}" for k in range(3)])
+
+
+def check_container(container: dict, addresses: list[str]) -> None:
+    """Check that the containers with this description train together."""
+    for instance in range(len(addresses)):
+        given = by_kubernetes(container, instance)
         cluster = found(given)
-        assert cluster.addresses == tuple(f"{name}-{k}.{pod['subdomain']}:{port['containerPort']}" for k in range(3))
+        assert cluster.addresses == tuple(addresses)
         assert cluster.instance == instance and membership.is_later_instance(given) == (instance > 0)
-    script, *words = pod["containers"][0]["args"]
+    script, *words = container["args"]
     options = cli.parse(words, script, environ={}).options
     assert options.training.distributed and options.logging.autoresume and script == "train"
+
+
+def test_network_policy_in_docs_selects_job():
+    policy, (_, job) = yaml.safe_load(MANIFESTS[1])["spec"], yaml.safe_load_all(MANIFESTS[0])
+    selected = {"matchLabels": {"batch.kubernetes.io/job-name": job["metadata"]["name"]}}
+    (rule,) = policy["ingress"]
+    assert policy["podSelector"] == selected and rule["from"] == [{"podSelector": selected}]
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    assert [each["port"] for each in rule["ports"]] == [each["containerPort"] for each in container["ports"]]
+
+
+def test_train_job_in_docs_starts_group():
+    """The JobSet of a TrainJob has one replicated job; its pods have the names <job>-<replicated job>-0-<index>."""
+    runtime, train_job = yaml.safe_load_all(MANIFESTS[2])
+    trainer, name = train_job["spec"]["trainer"], train_job["metadata"]["name"]
+    assert train_job["apiVersion"] == runtime["apiVersion"] == "trainer.kubeflow.org/v1alpha1"
+    reference = train_job["spec"]["runtimeRef"]
+    assert (reference["kind"], reference["name"]) == (runtime["kind"], runtime["metadata"]["name"])
+    (replicated,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    assert replicated["template"]["metadata"]["labels"]["trainer.kubeflow.org/trainjob-ancestor-step"] == "trainer"
+    (container,) = replicated["template"]["spec"]["template"]["spec"]["containers"]
+    (port,) = container["ports"]
+    assert (
+        trainer["numNodes"] == runtime["spec"]["mlPolicy"]["numNodes"] and replicated["name"] == container["name"] == "node"
+    )
+    pods = [f"{name}-node-0-{k}.{name}:{port['containerPort']}" for k in range(trainer["numNodes"])]
+    check_container(trainer, pods)
 
 
 @pytest.mark.parametrize("leader", ["worker", "chief", "master"])
