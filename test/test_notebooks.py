@@ -25,7 +25,7 @@ def test_notebook_runs(path: Path, tmp_path, monkeypatch):
 
 
 def test_notebooks_are_small_and_machine_independent():
-    assert len(NOTEBOOKS) == 2
+    assert len(NOTEBOOKS) == 3
     for path in NOTEBOOKS:
         text = path.read_text()
         assert len(text) < 150_000 and "\\u001b" not in text and "/tmp/" not in text and str(Path.home()) not in text, path
