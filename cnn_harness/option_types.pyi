@@ -200,6 +200,8 @@ class CommonOptions(TypedDict, total=False):
     """use group norm (default for all other networks and image sizes)"""
     groups: int | None
     """divide the channels into N groups for group norm; 1 is layer norm"""
+    hadamard: bool | None
+    """before rounding, apply a random Hadamard transform to the activations and gradients that give a weights' gradient, in layers where both have block formats such as nvfp4"""
     hostside_image_mixing: bool | None
     """apply mixup and cutmix on the host instead of the device"""
     hostside_norm: bool | None
@@ -465,7 +467,7 @@ class CommonOptions(TypedDict, total=False):
     weight_decay: float | None
     """set the coefficient of L2 regularisation, or of decoupled weight decay with AdamW (default: 0.01 for AdamW, 0 for Adam and LARS; otherwise depends on the model)"""
     weight_format: Text | None
-    """set the number format of weights in convolutions and dense layers, such as e4m3fnuz or e5m2b16 (default: from --precision)"""
+    """set the number format of weights in convolutions and dense layers, such as e4m3fnuz, e5m2b16 or mxfp8_e4m3 (default: from --precision)"""
     whole_epochs: bool | None
     """round an epoch up to whole batches, so that epochs 1, 2, 3 end exactly at an update"""
     widenet: bool | None

@@ -35,6 +35,7 @@ frozen_batch_norms = Condition("frozen batch norms", lambda run: bool(run.frozen
 half_precision = Condition(
     "half precision", lambda run: run.plan.precision.rounds_results or run.plan.precision.rounds_operands
 )
+block_formats = Condition("activations and gradients in block formats", lambda run: run.plan.precision.may_rotate)
 several_stages = Condition("several stages", lambda run: len(run.plan.stages) > 1)
 several_replicas = Condition("several replicas", lambda run: run.plan.total_replicas > 1)
 several_processes = Condition("several processes", lambda run: run.plan.instances > 1)

@@ -44,10 +44,14 @@ class Site(NamedTuple):
     @classmethod
     def of(cls, node: Node, precision: Precision, target: Target) -> Site:
         """Return what decides the kernel of a convolution."""
-        scaled, activation = bool(precision.scaled_kernels), precision.operands_of(node.variable("kernel")).activation
+        scaled, formats = bool(precision.scaled_kernels), precision.operands_of(node.variable("kernel"))
         result = storage(precision.compute) if precision.rounds_results else FLOAT
-        narrowed = FLOAT if scaled else storage(activation)
-        operand = result if activation.contains(precision.compute) else narrowed
+        if formats.has_blocks:
+            operand = FLOAT
+        elif formats.activation.contains(precision.compute):
+            operand = result
+        else:
+            operand = FLOAT if scaled else storage(formats.activation)
         products = storage(BF16) if precision.native_arithmetic and node.groups == 1 else FLOAT
         exact = not (precision.rounds_results or precision.rounds_operands)
         return cls(node, target, operand, products, result, exact, scaled)

@@ -13,12 +13,13 @@ from tensorflow.python.util import _pywrap_util_port
 
 from cnn_harness.base import draws
 from cnn_harness.emulator.layers import proxy_norm
+from cnn_harness.emulator.layers.block_formats import BlockOperands, BlockRounding
 from cnn_harness.emulator.layers.rounding import Noise, Rounding, add_rounded, range_factor, storage_dtype, widened
 from cnn_harness.emulator.layers.watch import check_finite
 from cnn_harness.emulator.lowering.tensorflow import Lowering, OperandRoundings
 from cnn_harness.emulator.native import library
 from cnn_harness.emulator.passes.target import Target
-from cnn_harness.emulator.plan.number_formats import FP32, Format
+from cnn_harness.emulator.plan.number_formats import FP32, BlockFormat, Format
 from cnn_harness.emulator.plan.precision import ALL, EXCEPTIONS, OFF, Precision, is_kernel
 from cnn_harness.Models._layers import Variable
 
@@ -52,9 +53,15 @@ class PrecisionPolicy:
     def _operands(self, kernel: str) -> OperandRoundings:
         """Return the roundings of the operands of the layer with this kernel."""
         kernels, formats = self.precision.scaled_kernels, self.precision.operands_of(kernel)
+        is_block = [isinstance(each, BlockFormat) for each in formats]
         exact = [each.contains(self.precision.compute) for each in formats]
-        _, activation, gradient = (None if same else self._rounding(each) for each, same in zip(formats, exact))
-        return OperandRoundings(activation, gradient, kernels.index(kernel) if kernels else None)
+        _, activation, gradient = (
+            None if same or blocks else self._rounding(each) for each, same, blocks in zip(formats, exact, is_block)
+        )
+        rotates = self.precision.hadamard and is_block[1] and is_block[2]
+        in_blocks = (BlockRounding(each) if blocks else None for each, blocks in zip(formats, is_block))
+        blocks = BlockOperands(*in_blocks, rotates) if formats.has_blocks else None
+        return OperandRoundings(activation, gradient, kernels.index(kernel) if kernels else None, blocks)
 
     def check_finite(self, x: tf.Tensor, where: str) -> tf.Tensor:
         """Return x. If checks are on, a value that is not finite ends the run."""
@@ -72,6 +79,8 @@ class PrecisionPolicy:
         value, used = tf.cast(value, self._dtype), self.precision.weight_format(variable)
         if not variable.trainable or used.contains(self.precision.stored_format(variable)):
             return value
+        if isinstance(used, BlockFormat):
+            return value  # each product rounds it in its own blocks.
         if self.precision.scaled_kernels and is_kernel(variable.name):
             factor = range_factor(tf.reduce_max(tf.abs(value)), used)
             return self._cast(value * factor, used) / factor

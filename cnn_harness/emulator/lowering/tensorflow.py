@@ -18,6 +18,7 @@ import tensorflow.compat.v1 as tf
 from cnn_harness.base import draws
 from cnn_harness.base.gradient_rules import by_rule, with_gradient
 from cnn_harness.emulator.layers import activations, batch_norm, group_norm, proxy_norm
+from cnn_harness.emulator.layers.block_formats import BlockOperands
 from cnn_harness.emulator.layers.rounding import (
     BACKWARD,
     Noise,
@@ -46,6 +47,7 @@ class OperandRoundings(NamedTuple):
     activation: Rounding | None
     gradient: Rounding | None
     kernel_index: int | None = None  # if formats are scaled: the layer's row in the history of largest values (amax).
+    blocks: BlockOperands | None = None  # if operands have block formats, which the other fields leave out.
 
 
 @dataclass(kw_only=True)
@@ -159,7 +161,7 @@ class Lowering:
 
 def _operand(low: Lowering, node: Node, x: tf.Tensor) -> tf.Tensor:
     """Return the operand that a product multiplies, rounded to the format of operands."""
-    rounding, _, kernel_index = low.operands(node.variable("kernel"))
+    rounding, _, kernel_index, _ = low.operands(node.variable("kernel"))
     if rounding is None:
         return x
     x, noise = widened(x), low.noise(node, node.formats.operand, x)
@@ -172,7 +174,7 @@ def _operand(low: Lowering, node: Node, x: tf.Tensor) -> tf.Tensor:
 
 def _with_rounded_gradient(low: Lowering, node: Node, y: tf.Tensor) -> tf.Tensor:
     """Return a product whose gradient is rounded to the format of gradients that are multiplied."""
-    _, rounding, kernel_index = low.operands(node.variable("kernel"))
+    _, rounding, kernel_index, _ = low.operands(node.variable("kernel"))
     if rounding is None or not low.target.training:
         return y
     noise = low.noise(node, node.formats.gradient, y)
@@ -183,7 +185,13 @@ def _with_rounded_gradient(low: Lowering, node: Node, y: tf.Tensor) -> tf.Tensor
 
 
 def _multiplied(low: Lowering, node: Node, multiply: Build, x: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """Return multiply(x, weights), computed in the dtype of products."""
+    """Return multiply(x, weights), computed in the dtype of products, with operands rounded to block formats."""
+    blocks, own = low.operands(node.variable("kernel")).blocks, node.formats
+    if blocks is not None:
+        noise = low.noise(node, own.operand, x), low.noise(node, own.gradient, x)
+        signs = draws.bits(draws.key(low.seed, "hadamard")) if blocks.rotates and low.target.training else None
+        place = {"groups": node.groups, "micro_batches": low.norm_parts}
+        return blocks.product(multiply, **place, noise=noise, signs=signs)(x, weights)
     dtype = x.dtype if node.groups > 1 else low.product_dtype or x.dtype  # TensorFlow is slow at groups in 16 bits.
     y = multiply(tf.cast(x, dtype), tf.cast(weights, dtype))
     return tf.cast(y, tf.float32) if dtype == low.product_dtype else y

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from cnn_harness.emulator.plan.number_formats import Format
+from cnn_harness.emulator.plan.precision import OperandFormat
 
 FIRST_EXPONENT, EXPONENTS = -64, 128  # exponents outside this range count in the first or last bin.
 KINDS = ("weights", "activations", "gradients")
@@ -27,13 +27,13 @@ class Losses(NamedTuple):
 class ObservedTensor:
     """The numbers of one kind of tensor in a layer.
 
-    `exponents` has the number of values in [2^e, 2^(e+1)) by e. `follows` means that --format-scaling scales the tensor
-    before `losses` are measured; records leave it out.
+    `exponents` has the number of values in [2^e, 2^(e+1)) by e. `follows` means that the range of the format follows the
+    tensor, by --format-scaling or by scales of blocks; records leave it out.
     """
 
     layer: str
     kind: str
-    format: Format
+    format: OperandFormat
     losses: Losses
     exponents: Mapping[int, int]
     follows: bool = False

@@ -17,6 +17,7 @@ import tensorflow.compat.v1 as tf
 
 from cnn_harness.base.draws import Seed
 from cnn_harness.base.gradient_rules import gradients
+from cnn_harness.emulator.layers.block_formats import Along, BlockRounding
 from cnn_harness.emulator.layers.rounding import Rounding, range_factor
 from cnn_harness.emulator.lowering.lists import passes
 from cnn_harness.emulator.lowering.policy import PrecisionPolicy
@@ -25,8 +26,8 @@ from cnn_harness.emulator.numerics.observation import EXPONENTS, FIRST_EXPONENT,
 from cnn_harness.emulator.passes.checks import observed as with_looks
 from cnn_harness.emulator.passes.target import Target
 from cnn_harness.emulator.plan.checkpoint_tensors import AMAX_HISTORY
-from cnn_harness.emulator.plan.number_formats import FP32, Format
-from cnn_harness.emulator.plan.precision import SINGLE, Precision, is_kernel, layer_of
+from cnn_harness.emulator.plan.number_formats import FP32, BlockFormat, Format
+from cnn_harness.emulator.plan.precision import SINGLE, OperandFormat, Precision, is_kernel, layer_of
 from cnn_harness.emulator.program.forward_backward import Features
 from cnn_harness.emulator.program.runtime import NextFeatures, Program, ProgramGraph, Stream
 from cnn_harness.emulator.program.variables import ProgramVariables
@@ -51,10 +52,12 @@ class ObservationSpec:
 
 
 class _Operand(NamedTuple):
-    """The format to which a tensor is rounded. If --format-scaling scales the tensor, `arriving` is the format that the
-    tensor had before."""
+    """The format to which a tensor is rounded. If --format-scaling or block scales move its range, `arriving` is the format
+    that the tensor had before. Blocks run as in the forward product, and for gradients as in that of the input's gradient.
+    """
 
-    format: Format
+    format: OperandFormat
+    along: Along
     arriving: Format | None = None
 
 
@@ -128,33 +131,45 @@ def _with_looks(network: Network, target: Target) -> Network:
 def _operands(observed: ObservationSpec, kernel: str) -> tuple[_Operand, ...]:
     """Return for each kind of tensor in a layer the narrowest format to which it is rounded."""
     precision = observed.precision
-    stored = next(precision.stored_format(variable) for variable in observed.network.variables if variable.name == kernel)
+    node = next(node for node in observed.network.nodes if node.variable("kernel") == kernel)
+    stored = next(precision.stored_format(variable) for variable in node.variables if variable.name == kernel)
     weight, *others = precision.operands_of(kernel)
     narrowest = (precision.compute if each.contains(precision.compute) else each for each in others)
-    pairs = (weight, stored), *((each, precision.compute) for each in narrowest)
-    return tuple(_Operand(own, arriving if precision.follows(own, arriving) else None) for own, arriving in pairs)
+    channels = Along(-1, node.groups)
+    places = (weight, stored, Along(-2)), *((each, precision.compute, channels) for each in narrowest)
+    return tuple(
+        _Operand(own, along, arriving if isinstance(own, BlockFormat) or precision.follows(own, arriving) else None)
+        for own, arriving, along in places
+    )
 
 
 def _measured(x: tf.Tensor, operand: _Operand, largest: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the histogram, int32 [EXPONENTS], and the losses, float32 [4]. If the tensor is scaled, `largest` (float32 [])
     determines the scale."""
-    x = tf.reshape(x, [-1])
+    rounded, overflow = _rounded(x, operand, largest)
+    x, rounded = tf.reshape(x, [-1]), tf.reshape(rounded, [-1])
     size, bits = tf.abs(x), tf.bitcast(x, tf.int32)
     exponent = tf.bitwise.bitwise_and(tf.bitwise.right_shift(bits, _FRACTION), 255) - _BIAS
     bins = tf.clip_by_value(exponent - FIRST_EXPONENT, 0, EXPONENTS - 1)
     is_zero = tf.equal(x, 0.0)
     counts = tf.math.bincount(tf.boolean_mask(bins, tf.logical_not(is_zero)), minlength=EXPONENTS, maxlength=EXPONENTS)
-    if operand.arriving is None:
-        rounded, overflow = _nearest(x, operand.format), operand.format.overflow
-    else:
-        factor = range_factor(largest, operand.format)
-        rounded = _nearest(_nearest(x, operand.arriving) * factor, operand.format) / factor
-        overflow = tf.minimum(operand.format.overflow / factor, operand.arriving.overflow)
     over = tf.logical_not(size < overflow)
     under = tf.logical_and(tf.equal(rounded, 0.0), tf.logical_not(is_zero))
     error = tf.reduce_sum(tf.abs(rounded - x)) / tf.maximum(tf.reduce_sum(size), 1e-30)
     shares = [tf.reduce_mean(tf.cast(each, tf.float32)) for each in (is_zero, under, over)]
     return counts, tf.stack([*shares, error])
+
+
+def _rounded(x: tf.Tensor, operand: _Operand, largest: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor | float]:
+    """Return x rounded, and the smallest number that overflows."""
+    if operand.arriving is None:
+        return _nearest(x, operand.format), operand.format.overflow
+    x = _nearest(x, operand.arriving)
+    if isinstance(operand.format, BlockFormat):
+        return BlockRounding(operand.format).rounded(x, operand.along), operand.arriving.overflow
+    factor = range_factor(largest, operand.format)
+    overflow = tf.minimum(operand.format.overflow / factor, operand.arriving.overflow)
+    return _nearest(x * factor, operand.format) / factor, overflow
 
 
 def _nearest(x: tf.Tensor, number_format: Format) -> tf.Tensor:

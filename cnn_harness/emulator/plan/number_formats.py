@@ -6,12 +6,15 @@ The name gives the exponent bits (e), the fraction bits (m), the exponent bias (
 * e4m3fn has no infinity, and only the top code is NaN. Formats of at most 6 bits (OCP's MX formats) have no NaN either.
 * e4m3fnuz has no infinity and no -0. The code of -0 means NaN, and the default bias is 2^(e-1).
 * e4m3b11fnuz has the exponent bias 11. To increase the bias by one halves every number of the format.
+
+Operands of products may also have a block format: a row of BLOCKS.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -86,6 +89,11 @@ class Format(_Fields):
         return self.largest + 2.0 ** (self.top_exponent - self.fraction_bits - 1)
 
     @property
+    def octaves(self) -> float:
+        """The binary logarithm of the ratio of the largest to the smallest number."""
+        return math.log2(self.largest / self.smallest)
+
+    @property
     def beyond(self) -> float:
         """The absolute value that replaces an overflow. FP16 (as on the IPU) and formats without infinity use NaN."""
         if not self.has_nan:
@@ -134,6 +142,41 @@ class Format(_Fields):
         return (nearest + 0.0 if self.specials == UNSIGNED_ZERO else nearest).astype(np.float32)
 
 
+class BlockFormat(NamedTuple):
+    """A format in which the numbers of a block share a scale: a number is an element times the scale. Only operands of
+    products have such formats. Overflow gives the element's largest number.
+
+    * `scale` is the format of scales. None means E8M0: the powers of two from 2^-127 to 2^127, and NaN.
+    * `tensor_scale` means that all numbers of a tensor are multiplied by one more scale, in FP32.
+    """
+
+    name: str
+    element: Format
+    size: int  # the numbers of a block
+    scale: Format | None = None
+    tensor_scale: bool = False
+
+    @property
+    def octaves(self) -> float:
+        """The binary logarithm of the ratio of the largest to the smallest number of a block."""
+        return self.element.octaves
+
+    @property
+    def largest(self) -> float:
+        """The largest number: with their scales, elements cover FP32."""
+        return FP32.largest
+
+    def contains(self, other: Format) -> bool:
+        """Return False: which numbers the format has depends on the largest number of each block."""
+        return False
+
+    def with_bias(self, bias: int | None) -> BlockFormat:
+        """Return the format. Raise FormatError for a bias."""
+        if bias is None:
+            return self
+        raise FormatError("has no bias, because its blocks have scales; leave the option out")
+
+
 FP32 = Format("FP32", 8, 23, 127, IEEE)  # the emulator computes in FP32, so it never rounds to FP32.
 FP16 = Format("FP16", 5, 10, 15, IEEE)
 BF16 = Format("BF16", 8, 7, 127, IEEE)
@@ -146,6 +189,19 @@ _OTHER_NAMES = {"float32": FP32, "float16": FP16, "half": FP16, "bfloat16": BF16
 NAMES = tuple(_BY_NAME)
 # TensorFlow has tensors in these 8-bit formats, but no variables.
 TENSORS_OF_8_BITS = ("e5m2", "e4m3fn", "e4m3fnuz", "e4m3b11fnuz", "e5m2fnuz")
+E2M1FN = Format("e2m1fn", 2, 1, 1, FINITE)
+_BLOCK_TABLE = (
+    # OCP Microscaling Formats (MX) Specification 1.0
+    BlockFormat("mxfp8_e4m3", E4M3FN, 32),
+    BlockFormat("mxfp8_e5m2", E5M2, 32),
+    BlockFormat("mxfp6_e3m2", Format("e3m2fn", 3, 2, 3, FINITE), 32),
+    BlockFormat("mxfp6_e2m3", Format("e2m3fn", 2, 3, 1, FINITE), 32),
+    BlockFormat("mxfp4", E2M1FN, 32),
+    # NVIDIA, Pretraining Large Language Models with NVFP4 (arXiv 2509.25149)
+    BlockFormat("nvfp4", E2M1FN, 16, E4M3FN, tensor_scale=True),
+)
+BLOCKS = {each.name: each for each in _BLOCK_TABLE}
+OPERAND_NAMES = (*NAMES, *BLOCKS)
 
 
 def storage(number_format: Format) -> str:
@@ -168,9 +224,22 @@ def by_name(text: str) -> Format:
     known = _BY_NAME.get(word) or _OTHER_NAMES.get(word)
     if known:
         return known
+    if word in BLOCKS:
+        raise FormatError("is a block format, and only operands of products have these; give the name of another format")
+    return _by_bits(word, NAMES)
+
+
+def operand_by_name(text: str) -> Format | BlockFormat:
+    """Return the format of operands with a name: a name of BLOCKS, or a name for `by_name`. Raise FormatError likewise."""
+    word = text.lower()
+    known = BLOCKS.get(word) or _BY_NAME.get(word) or _OTHER_NAMES.get(word)
+    return known or _by_bits(word, OPERAND_NAMES)
+
+
+def _by_bits(word: str, names: Sequence[str]) -> Format:
     parts = _NAME.fullmatch(word)
     if parts is None:
-        raise FormatError(f"is not {', '.join(NAMES)} or a name made of bits and bias such as e4m3b11fnuz")
+        raise FormatError(f"is not {', '.join(names)} or a name made of bits and bias such as e4m3b11fnuz")
     exponent_bits, fraction_bits, specials = int(parts[1]), int(parts[2]), parts[4] or IEEE
     bias = int(parts[3]) if parts[3] else _usual_bias(exponent_bits, specials)
     return _checked(exponent_bits, fraction_bits, bias, specials)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from cnn_harness.base import plugins
-from cnn_harness.base.conditions import half_precision, option, several_processes, several_replicas, several_stages
+from cnn_harness.base.conditions import (
+    block_formats,
+    half_precision,
+    option,
+    several_processes,
+    several_replicas,
+    several_stages,
+)
 from cnn_harness.base.fields import (
     HALVES,
     HINT,
@@ -44,16 +53,21 @@ def _fold(value: str) -> str | None:
     return None if value == "auto" or number else "must be auto or a whole number above 0, up to 999,999,999"
 
 
-def _format(value: str) -> str | None:
+def _named(by_name: Callable[[str], object], names: Sequence[str], value: str) -> str | None:
     try:
-        number_formats.by_name(value)
+        by_name(value)
     except number_formats.FormatError as error:
-        return f"must be a number format; {value} {error}{plugins.did_you_mean(value, number_formats.NAMES)}"
+        near = "" if value in number_formats.BLOCKS else plugins.did_you_mean(value, names)
+        return f"must be a number format; {value} {error}{near}"
     return None
 
 
-def _format_option(help: str, *traits: str, **more: str) -> Any:
-    return opt(None, help, check=_format, read=str.lower, traits=(HALVES, *traits), **more)
+_format = partial(_named, number_formats.by_name, number_formats.NAMES)
+_operand_format = partial(_named, number_formats.operand_by_name, number_formats.OPERAND_NAMES)
+
+
+def _format_option(help: str, *traits: str, check: Callable[[str], str | None] = _format, **more: str) -> Any:
+    return opt(None, help, check=check, read=str.lower, traits=(HALVES, *traits), **more)
 
 
 def _layer_formats(values: tuple[str, ...]) -> str | None:
@@ -61,7 +75,7 @@ def _layer_formats(values: tuple[str, ...]) -> str | None:
         part, equals, name = value.rpartition("=")
         if not part or not equals:
             return f"must be LAYER=FORMAT, e.g. Stem=fp16 or first=fp16; {value} is not"
-        if fault := _format(name):
+        if fault := _operand_format(name):
             return fault
     return None
 
@@ -132,16 +146,19 @@ class DeviceOptions:
         choices=("16.16", "16.32", "32.32", "8.16", "8.32", "bf16.16", "bf16.32", FASTEST),
     )
     weight_format: str | None = _format_option(
-        "set the number format of weights in convolutions and dense layers, such as e4m3fnuz or e5m2b16 (default: "
-        "from --precision)"
+        "set the number format of weights in convolutions and dense layers, such as e4m3fnuz, e5m2b16 or mxfp8_e4m3 "
+        "(default: from --precision)",
+        check=_operand_format,
     )
     activation_format: str | None = _format_option(
-        "set the number format of input activations in convolutions and dense layers (default: from --precision)"
+        "set the number format of input activations in convolutions and dense layers (default: from --precision)",
+        check=_operand_format,
     )
     gradient_format: str | None = _format_option(
         "set the number format of gradients in the backward pass of convolutions and dense layers (default: from "
         "--precision)",
         TRAINING_ONLY,
+        check=_operand_format,
     )
     weight_bias: int | None = halves(None, "set the exponent bias of --weight-format (default: the format's usual bias)")
     activation_bias: int | None = halves(
@@ -162,6 +179,13 @@ class DeviceOptions:
         "set the number format of single layers, as LAYER=FORMAT, such as Stem=fp16 or last=fp32 (default with 8.16 "
         "and 8.32: first=fp16 last=fp16)",
         check=_layer_formats,
+    )
+    hadamard: bool = opt(
+        False,
+        "before rounding, apply a random Hadamard transform to the activations and gradients that give a weights' gradient, "
+        "in layers where both have block formats such as nvfp4",
+        traits=(HALVES, TRAINING_ONLY),
+        needs=block_formats,
     )
     accumulator_format: str | None = _format_option(
         "set the number format of accumulated gradients (default: the format of layer results)",

@@ -10,7 +10,16 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from cnn_harness.emulator.plan import number_formats
-from cnn_harness.emulator.plan.number_formats import BF16, E4M3FNUZ, E5M2FNUZ, FP16, FP32, Format, FormatError
+from cnn_harness.emulator.plan.number_formats import (
+    BF16,
+    E4M3FNUZ,
+    E5M2FNUZ,
+    FP16,
+    FP32,
+    BlockFormat,
+    Format,
+    FormatError,
+)
 from cnn_harness.emulator.plan.options import DeviceOptions
 from cnn_harness.Models._layers import Variable
 
@@ -18,20 +27,26 @@ OFF, UPDATE, ALL = "off", "update", "all"  # nothing, updates or every result is
 NANS, EXCEPTIONS = "nans", "exceptions"  # the run ends at a NaN or infinity, or at a floating-point exception.
 MAXIMUM = "maximum"  # --format-scaling maximum scales each tensor by its largest value.
 FIRST, LAST = "first", "last"  # --format-for names the network's first and last layer by these words.
+OperandFormat = Format | BlockFormat
 
 
 class Operands(NamedTuple):
     """The formats of the numbers that a convolution or matrix product multiplies. The forward pass multiplies weights by
     activations; the backward pass multiplies gradients by weights or activations. Sums are FP32, then rounded once."""
 
-    weight: Format
-    activation: Format
-    gradient: Format
+    weight: OperandFormat
+    activation: OperandFormat
+    gradient: OperandFormat
 
     @classmethod
-    def all_in(cls, number_format: Format) -> Operands:
+    def all_in(cls, number_format: OperandFormat) -> Operands:
         """Return operands that all have the same format."""
         return cls(number_format, number_format, number_format)
+
+    @property
+    def has_blocks(self) -> bool:
+        """True if an operand has a block format."""
+        return any(isinstance(each, BlockFormat) for each in self)
 
 
 ALL_FP32 = Operands.all_in(FP32)
@@ -78,7 +93,7 @@ class Precision:
     name: str = "32.32"
     compute: Format = FP32
     operands: Operands = ALL_FP32
-    exceptions: tuple[tuple[str, Format], ...] = ()
+    exceptions: tuple[tuple[str, OperandFormat], ...] = ()
     accumulator: Format = FP32
     master: Format = FP32
     slot: Format | None = None
@@ -90,6 +105,7 @@ class Precision:
     force_weight_to_fp32: tuple[str, ...] = ()
     native_arithmetic: bool = False
     scaled_kernels: tuple[str, ...] = ()
+    hadamard: bool = False
 
     @classmethod
     def of(cls, options: DeviceOptions, offload_fp32_weight_copy: bool = False, kernels: Sequence[str] = ()) -> Precision:
@@ -107,11 +123,12 @@ class Precision:
             force_weight_to_fp16=options.force_weight_to_fp16,
             force_weight_to_fp32=options.force_weight_to_fp32,
             native_arithmetic=bool(options.native_arithmetic),
+            hadamard=options.hadamard,
             operands=Operands(*(_operand(options, kind, getattr(usual.operands, kind)) for kind in Operands._fields)),
             exceptions=_exceptions(options.format_for or _ends(usual), kernels),
         )
         changed = {name: number_formats.by_name(text) for name, text in _state_formats(options).items() if text}
-        scaled = options.format_scaling == MAXIMUM and own.rounds_operands
+        scaled = options.format_scaling == MAXIMUM and own._rounds(Format)
         return replace(own, **changed, scaled_kernels=tuple(kernels) if scaled else ())
 
     @property
@@ -122,7 +139,20 @@ class Precision:
     @property
     def rounds_operands(self) -> bool:
         """True if a convolution or matrix product may round its operands."""
-        return any(not each.contains(self.compute) for each in (*self.operands, *(e for _, e in self.exceptions)))
+        return self._rounds(Format, BlockFormat)
+
+    def _rounds(self, *kinds: type) -> bool:
+        """Return whether an operand may be rounded to a format of these kinds."""
+        used = (*self.operands, *(each for _, each in self.exceptions))
+        return any(isinstance(each, kinds) and not each.contains(self.compute) for each in used)
+
+    @property
+    def may_rotate(self) -> bool:
+        """True if the operands of a weights' gradient may have block formats, so that they can be transformed."""
+        return any(
+            isinstance(each.activation, BlockFormat) and isinstance(each.gradient, BlockFormat)
+            for each in (self.operands, *(Operands.all_in(one) for _, one in self.exceptions))
+        )
 
     @property
     def multiplies_bf16(self) -> bool:
@@ -135,18 +165,19 @@ class Precision:
         exception = next((each for part, each in self.exceptions if part in kernel), None)
         return Operands.all_in(exception) if exception else self.operands
 
-    def follows(self, operand: Format, source: Format) -> bool:
+    def follows(self, operand: OperandFormat, source: Format) -> bool:
         """Return whether an operand is scaled by the largest values of its tensor. `source` is the tensor's format; if the
-        operand's format contains it, no scaling is needed."""
-        return bool(self.scaled_kernels) and not operand.contains(source)
+        operand's format contains it, no scaling is needed. Block formats have their own scales."""
+        return bool(self.scaled_kernels) and not (isinstance(operand, BlockFormat) or operand.contains(source))
 
     def gradients_of(self, kernel: str) -> tuple[Format, ...]:
         """Return the formats to which a layer rounds its incoming gradient, in order. Formats that are scaled are left
         out."""
         gradient = self.operands_of(kernel).gradient
-        return tuple(dict.fromkeys((self.compute, *[gradient] * (not self.follows(gradient, self.compute)))))
+        fixed = not (isinstance(gradient, BlockFormat) or self.follows(gradient, self.compute))
+        return tuple(dict.fromkeys((self.compute, *[gradient] * fixed)))
 
-    def weight_format(self, variable: Variable) -> Format:
+    def weight_format(self, variable: Variable) -> OperandFormat:
         """Return the format in which the layer uses a trained variable."""
         return self.operands_of(variable.name).weight if is_kernel(variable.name) else self.compute
 
@@ -201,6 +232,7 @@ class Precision:
                 self.rounds_operands,
                 f"products of {of.weight.name} weights, {of.activation.name} activations, {of.gradient.name} gradients",
             ),
+            (self.hadamard, "Hadamard transform"),
             (self.rounds_results and self.saturate_on_overflow, "overflow saturates"),
             (self.rounds_results and self.native_arithmetic, "products in the processor's BF16"),
             (any(v.trainable and self.has_fp32_copy(v) for v in variables), "FP32 copy of the weights"),
@@ -229,8 +261,11 @@ class Precision:
         everywhere = "at random" if self.stochastic == ALL else "to nearest"
         updated = "to nearest" if self.stochastic == OFF else "at random"
 
-        def row(what: str, number_format: Format, way: str = "") -> tuple[str, str, str, str, str]:
-            shown = f"{number_format.smallest:.3g}", f"{number_format.largest:.5g}"
+        def row(what: str, number_format: OperandFormat, way: str = "") -> tuple[str, str, str, str, str]:
+            if isinstance(number_format, BlockFormat):
+                shown = "by block", "by block"
+            else:
+                shown = f"{number_format.smallest:.3g}", f"{number_format.largest:.5g}"
             return what, number_format.name, *shown, "" if number_format == FP32 else way
 
         of = self.operands
@@ -266,21 +301,20 @@ def _ends(usual: _Named) -> tuple[str, ...]:
     return tuple(f"{end}={usual.compute.name}" for end in (FIRST, LAST)) if narrower else ()
 
 
-def _exceptions(words: Sequence[str], kernels: Sequence[str]) -> tuple[tuple[str, Format], ...]:
+def _exceptions(words: Sequence[str], kernels: Sequence[str]) -> tuple[tuple[str, OperandFormat], ...]:
     """Return the values of --format-for as pairs (text in a kernel's name, format). Values that decide no kernel's format
     are left out."""
     ends = {FIRST: f"{layer_of(kernels[0])}/", LAST: f"{layer_of(kernels[-1])}/"} if kernels else {}
-    pairs = [
-        (ends.get(part, part), number_formats.by_name(text)) for part, _, text in (word.rpartition("=") for word in words)
-    ]
+    named = (word.rpartition("=") for word in words)
+    pairs = [(ends.get(part, part), number_formats.operand_by_name(text)) for part, _, text in named]
     deciding = {next((k for k, (part, _) in enumerate(pairs) if part in kernel), None) for kernel in kernels}
     return tuple(pair for k, pair in enumerate(pairs) if not kernels or k in deciding)
 
 
-def _operand(options: DeviceOptions, kind: str, usual: Format) -> Format:
+def _operand(options: DeviceOptions, kind: str, usual: OperandFormat) -> OperandFormat:
     """Return the format of one kind of operand from its options for format and bias. `usual` is the default format."""
     text, bias = getattr(options, f"{kind}_format"), getattr(options, f"{kind}_bias")
-    own = number_formats.by_name(text) if text else usual
+    own = number_formats.operand_by_name(text) if text else usual
     try:
         return own.with_bias(bias)
     except FormatError as error:

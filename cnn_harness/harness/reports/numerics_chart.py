@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from cnn_harness.emulator.numerics.observation import KINDS, Observation, ObservedTensor
-from cnn_harness.emulator.plan.number_formats import FP32, Format
+from cnn_harness.emulator.plan.number_formats import FP32, BlockFormat, Format
 from cnn_harness.harness.reports import chart
 from cnn_harness.harness.reports.chart import ALL, BLUE, ORANGE, SAND, Box, Rows
 
@@ -81,19 +81,18 @@ def _level(share: float) -> int:
     return 0 if share < SHOWN else max(1, min(LEVELS, round(LEVELS * math.sqrt(4 * share))))
 
 
-def _lost(usual: Format, follows: bool, tensors: Sequence[ObservedTensor]) -> str:
+def _lost(usual: Format | BlockFormat, follows: bool, tensors: Sequence[ObservedTensor]) -> str:
     """Return a note on the numbers that the format loses, and on the layer that loses most. If the range of the format is
     scaled to each tensor, `follows` is true."""
     if usual == FP32:
         return "in FP32, which represents all of these numbers"
     own = [tensor for tensor in tensors if (tensor.format, tensor.follows) == (usual, follows)]
-    octaves = math.log2(usual.largest / usual.smallest)
+    scaled = f"{usual.octaves:.0f} octaves, scaled to each {'block' if isinstance(usual, BlockFormat) else 'layer'}"
     under = max(own, key=lambda tensor: tensor.losses.under)
     over = max(own, key=lambda tensor: tensor.losses.over)
     error = sorted(tensor.losses.error for tensor in own)[len(own) // 2]
     said = [
-        f"{usual.name}: "
-        + (f"{octaves:.0f} octaves, scaled to each layer" if follows else f"{usual.smallest:.3g} to {usual.largest:.5g}"),
+        f"{usual.name}: " + (scaled if follows else f"{usual.smallest:.3g} to {usual.largest:.5g}"),
         f"rounding error {100 * error:.2g} % in the median layer",
     ]
     for becomes, become, tensor, share in (
