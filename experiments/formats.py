@@ -47,6 +47,9 @@ POLICIES: Mapping[str, str] = {
     "8.16, no loss scaling": "--precision 8.16 --loss-scaling 1",
     "8.16, automatic scaling": "--precision 8.16 --automatic-loss-scaling largest",
     "8.16 in all layers": "--precision 8.16 --format-for first=e4m3fnuz last=e4m3fnuz",
+    "MXFP8": "--precision 16.16 --format-for first=fp16 last=fp16 all=mxfp8_e4m3",
+    "MXFP4": "--precision 16.16 --format-for first=fp16 last=fp16 all=mxfp4",
+    "NVFP4": "--precision 16.16 --format-for first=fp16 last=fp16 all=nvfp4 --hadamard",
 }
 REFERENCE = "16.16"
 

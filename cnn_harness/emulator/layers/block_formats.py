@@ -4,8 +4,8 @@
 * The gradient of the input is a sum over output channels. Blocks run along the output channels of gradients and weights.
 * The gradient of the weights is a sum over pixels of images. Blocks run along the images of a micro-batch, at one pixel.
 
-So each product rounds its operands itself. Windows and strides move pixels, but never across these blocks. So a machine could
-add the products of elements, and multiply the sum for each pair of blocks by their scales.
+So each product rounds its operands itself. Windows and strides move pixels, but never across these blocks. A machine could
+therefore add the products of elements, and multiply the sum for each pair of blocks by their scales.
 """
 
 from __future__ import annotations

@@ -232,7 +232,7 @@ class Precision:
                 self.rounds_operands,
                 f"products of {of.weight.name} weights, {of.activation.name} activations, {of.gradient.name} gradients",
             ),
-            (self.hadamard, "Hadamard transform"),
+            (self.hadamard and self.may_rotate, "Hadamard transform"),
             (self.rounds_results and self.saturate_on_overflow, "overflow saturates"),
             (self.rounds_results and self.native_arithmetic, "products in the processor's BF16"),
             (any(v.trainable and self.has_fp32_copy(v) for v in variables), "FP32 copy of the weights"),

@@ -331,6 +331,7 @@ def test_checkpoint_keeps_formats(precision, halves, tmp_path):
     "--precision 8.16 --stochastic-rounding all --format-for last=bf16 --format-scaling --automatic-loss-scaling largest --loss-scaling 1e7",
     "--stochastic-rounding all",
     "--precision 32.32 --weight-format e4m3fn --activation-format e5m2 --gradient-format e5m2 --accumulator-format bf16",
+    "--format-for last=bf16 all=nvfp4 --hadamard --stochastic-rounding all",
 ])  # fmt: skip
 def test_half_is_equal_for_every_layout(words, tmp_path):
     one = "--gradient-accumulation-count 4 --fold 1"
@@ -399,6 +400,10 @@ def test_run_finds_its_loss_scale(tmp_path):
     [
         ("--force-weight-to-fp32 fc1 --force-weight-to-fp16 dense", "all/fc1/dense/kernel"),
         ("--weight-format e4m3fnux", "e4m3fnux e4m3fnuz"),
+        ("--weight-format mxfp8", "mxfp8_e4m3 mxfp8_e5m2"),
+        ("--format-for last=nvfp5", "nvfp5 nvfp4"),
+        ("--slot-format mxfp4", "mxfp4 block operands"),
+        ("--gradient-format mxfp4 --gradient-bias 3", "mxfp4 bias"),
         ("--native-arithmetic --precision bf16.16 --stochastic-rounding all", "--native-arithmetic"),
         ("--automatic-loss-scaling --fp-exceptions", "--fp-exceptions"),
     ],

@@ -25,6 +25,7 @@ from cnn_harness.harness.options.sections import TrainingOptions
 KINDS = {
     "FP16": np.float16, "BF16": ml_dtypes.bfloat16, "FP32": np.float32, "e4m3fnuz": ml_dtypes.float8_e4m3fnuz,
     "e5m2fnuz": ml_dtypes.float8_e5m2fnuz, "e4m3fn": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2,
+    "mxfp4": ml_dtypes.float4_e2m1fn, "mxfp6_e2m3": ml_dtypes.float6_e2m3fn, "mxfp8_e5m2": ml_dtypes.float8_e5m2,
 }  # fmt: skip
 POLICIES = {
     **{name: {"precision": name, "format_for": ("one=fp32",)} for name in NAMED},  # narrow in the second layer alone
@@ -34,6 +35,9 @@ POLICIES = {
     "formats that follow": {"precision": "8.32", "format_scaling": "maximum", "format_for": ("nothing=fp32",)},
     "operands alone": {
         "precision": "32.32", "weight_format": "e4m3fn", "activation_format": "e5m2", "gradient_format": "bf16",
+    },
+    "blocks": {
+        "precision": "16.32", "weight_format": "mxfp4", "activation_format": "mxfp6_e2m3", "gradient_format": "mxfp8_e5m2",
     },
     "states": {"precision": "16.32", "accumulator_format": "bf16", "master_format": "e5m2fnuz", "slot_format": "e4m3fn"},
 }  # fmt: skip
@@ -49,6 +53,16 @@ def cast(number_format: number_formats.Format, x: np.ndarray) -> np.ndarray:
     shift = 2.0 ** (number_format.bias - usual.bias)
     with np.errstate(all="ignore"):
         return np.float64((np.float32(x) * np.float32(shift)).astype(KINDS[usual.name]).astype(np.float32)) / shift
+
+
+def operand(number_format: number_formats.Format | number_formats.BlockFormat, x: np.ndarray, axis: int) -> np.ndarray:
+    """Cast an operand with ml_dtypes; `axis` has one block."""
+    if isinstance(number_format, number_formats.Format):
+        return cast(number_format, x)
+    kind = KINDS[number_format.name]
+    most, largest = float(ml_dtypes.finfo(kind).max), np.abs(x).max(axis, keepdims=True)
+    scale = np.exp2(np.floor(np.log2(np.where(largest, largest, 1))) - np.floor(np.log2(most)))
+    return np.clip(x / scale, -most, most).astype(kind).astype(np.float64) * scale
 
 
 def updated(precision: Precision, loss_scale: ipu_utils.LossScale | None = None) -> dict[str, np.ndarray]:
@@ -110,19 +124,19 @@ def expected(precision: Precision) -> dict[str, np.ndarray]:
     kernel, bias, kernel_2, bias_2 = weights  # names for both layers
     master = {name: cast(precision.master, value) for name, value in weights.items()}
     of, of_2 = precision.operands_of(kernel), precision.operands_of(kernel_2)
-    w, w_2 = cast(of.weight, master[kernel])[0, 0], cast(of_2.weight, master[kernel_2])
+    w, w_2 = master[kernel][0, 0], master[kernel_2]
     b, b_2 = cast(result, master[bias]), cast(result, master[bias_2])
     totals = {name: np.zeros_like(value) for name, value in weights.items()}
     for image, target in zip(images, targets):
-        x = cast(of.activation, cast(result, image[:, 0, 0]))
-        z = cast(result, cast(result, x @ w) + b)
-        a = cast(of_2.activation, np.maximum(z, 0))
-        logits = cast(result, cast(result, a @ w_2) + b_2)
+        x = cast(result, image[:, 0, 0])
+        z = cast(result, cast(result, operand(of.activation, x, 1) @ operand(of.weight, w, 0)) + b)
+        a = np.maximum(z, 0)
+        logits = cast(result, cast(result, operand(of_2.activation, a, 1) @ operand(of_2.weight, w_2, 0)) + b_2)
         dy_2 = cast(result, SCALE * (logits - target) / BATCH)
-        g_2 = cast(of_2.gradient, dy_2)
-        dy = cast(result, g_2 @ w_2.T) * (z > 0)
-        g = cast(of.gradient, dy)
-        gradients = {kernel: (x.T @ g)[None, None], bias: dy.sum(0), kernel_2: a.T @ g_2, bias_2: dy_2.sum(0)}
+        dy = cast(result, operand(of_2.gradient, dy_2, 1) @ operand(of_2.weight, w_2, 1).T) * (z > 0)
+        of_w = operand(of.activation, x, 0).T @ operand(of.gradient, dy, 0)
+        of_w_2 = operand(of_2.activation, a, 0).T @ operand(of_2.gradient, dy_2, 0)
+        gradients = {kernel: of_w[None, None], bias: dy.sum(0), kernel_2: of_w_2, bias_2: dy_2.sum(0)}
         for name, gradient in gradients.items():
             share = cast(summed, cast(result, gradient) / PASSES)
             totals[name] = cast(summed, totals[name] + share)
