@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import ml_dtypes
 import numpy as np
 from two_layers import BATCH, features, loss, network, numbers
 
@@ -82,3 +83,21 @@ def test_adaptive_formats_are_observed_as_shifted():
     assert activation.losses.over == np.mean(x >= E4M3FNUZ.overflow / 2.0**6)  # 1 is at 2^6
     drawn = numerics_chart.draw(found)
     assert "e5m2fnuz: 33 octaves, scaled to each layer" in drawn and "e4m3fnuz: 18 octaves" in drawn
+
+
+def test_block_formats_are_observed_in_blocks():
+    """Weights have blocks along their input channels, activations and gradients along their channels."""
+    precision = Precision.of(DeviceOptions(precision="32.32", format_for=("all=mxfp4",)), kernels=KERNELS)
+    weights, images, _ = numbers()
+    spec = ipu_utils.ObservationSpec(network=network(), loss=loss, precision=precision)
+    with ipu_utils.ObservingProgram(spec, ipu_utils.Stream(features), 1) as program:
+        found = program.observe({name: value.astype(np.float32) for name, value in weights.items()}, 7, 1.0)
+    assert [(each.format.name, each.follows) for each in found.tensors] == [("mxfp4", True)] * 6
+    for tensor, x, axis in zip(found.tensors, (weights[KERNELS[0]], images[0]), (2, -1)):
+        largest = np.abs(x).max(axis, keepdims=True)
+        scale = np.exp2(np.floor(np.log2(np.where(largest, largest, 1))) - 2)
+        rounded = np.clip(x / scale, -6, 6).astype(ml_dtypes.float4_e2m1fn).astype(np.float64) * scale
+        np.testing.assert_allclose(tensor.losses.error, np.abs(rounded - x).sum() / np.abs(x).sum(), rtol=1e-5)
+        assert tensor.losses.over == 0
+    assert found.tensors[0].losses.error > 0  # the weights are not all numbers of the format.
+    assert "mxfp4: 4 octaves, scaled to each block" in numerics_chart.draw(found)
