@@ -39,6 +39,7 @@ from cnn_harness.harness.run.run import Run
 from cnn_harness.log import RunLog
 
 if TYPE_CHECKING:
+    from cnn_harness.harness.commands.preview import Preview
     from cnn_harness.harness.programs.embedded import Batches
     from cnn_harness.ipu_utils import FrozenProgram
 
@@ -124,11 +125,11 @@ def _row(
     )  # fmt: skip
 
 
-def _compile_only(run: Run, execution: Execution, checkpoint: Checkpoint) -> None:
+def _compile_only(asked: Preview, checkpoint: Checkpoint) -> None:
     """Build the program, or load it from its file, without a log."""
     log = RunLog(None)
     tf_runtime.import_tensorflow()
-    _program(run, execution, checkpoint, log).close()
+    _program(asked.run, asked.execution, checkpoint, log).close()
     log.close()
 
 

@@ -26,13 +26,14 @@ from cnn_harness.base.storage import locks
 from cnn_harness.harness.checkpoints import averages, find, read, write
 from cnn_harness.harness.checkpoints.checkpoint import AVERAGES, Checkpoint, CheckpointError, updates_in_name
 from cnn_harness.harness.commands import answers
+from cnn_harness.harness.options.call import Call
 
 _DECAY = 0.99
 
 
-def main(argv: list[str]) -> int:
+def main(call: Call) -> int:
     """Average checkpoints: parse the options, find the checkpoints, average them, write the result."""
-    options = _parse(argv)
+    options = _parse([*call.words])
     folder, target = Path(options.restore_path), _target(options.filename)
     candidates = averages.candidates(folder)
     trained = [checkpoint for checkpoint in candidates if checkpoint.updates]

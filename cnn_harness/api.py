@@ -32,7 +32,7 @@ import cnn_harness.train as training
 from cnn_harness import validation
 from cnn_harness.base.errors import Answered, DataError, Failure, HarnessError, Leave, OptionError, UserError, WrongInput  # noqa: F401
 from cnn_harness.base.fields import short
-from cnn_harness.base.process import commands, printed, tf_runtime
+from cnn_harness.base.process import command_line, commands, printed, tf_runtime
 from cnn_harness.base.process.signals import StopRequest
 from cnn_harness.base.storage.run_files import ARGUMENTS
 from cnn_harness.base.storage.tables import TABLES, run_table
@@ -278,7 +278,8 @@ def finetune(folder: RunPath, *, quiet: bool = False, **options: Unpack[TrainOpt
     """
     place = _path(folder, "folder", _FOLDER)
     options = {"logs_path": finetuning.default_run(place), **options}
-    call = replace(_call("train", options), bare=(place,))
+    call = _call("train", options)
+    call = replace(call, words=(command_line.as_value(Path(place)), *call.words), bare=(place,))
 
     def finetuned() -> TrainedNetwork:
         finetuning.main(call)

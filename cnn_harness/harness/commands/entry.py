@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cnn_harness.base import host_limits
 from cnn_harness.base.errors import Answered, OptionError
@@ -22,13 +22,17 @@ from cnn_harness.harness.run.recorded_arguments import changed_data, other_class
 from cnn_harness.harness.run.resolve import Origin, Prepared, prepare
 from cnn_harness.harness.run.run import Run
 
+if TYPE_CHECKING:
+    from cnn_harness.harness.commands.preview import Preview
+
 # a call must have at least one of these options to describe a network
 NETWORK_OPTIONS = ("config", "model", "dataset", "data_dir", "train_dir")
+PREVIEWS = (("dataset_benchmark",), ("dry_run", "summary"), ("compile_only",))
 
 
 def checked_run(
     call: Call, origin: Origin | None = None, training: bool = True,
-    compiled: Callable[[Run, Execution], None] | None = None,
+    compiled: Callable[[Preview], None] | None = None,
 ) -> Prepared:  # fmt: skip
     """Return the run of a call, after all checks that are possible before a graph is built.
 
@@ -39,11 +43,14 @@ def checked_run(
     parsed = answers.parse(call, origin.recorded, origin.folder)
     prepared, warnings = _prepared(parsed, origin, training)
     run = prepared.run
-    if run.options.dataset.dataset_benchmark or _is_preview(run.options):
-        from cnn_harness.harness.commands import preview
+    asked = _previews(run.options)
+    if asked:
+        from cnn_harness.harness.commands.preview import SHOW, Preview
 
+        show = {**SHOW, "compile_only": compiled or SHOW["compile_only"]}
         execution = Execution.of(run.options, prepared.cluster, prepared.notes)
-        preview.show(run, execution, warnings, origin.updates, training, compiled)
+        for name in asked:
+            show[name](Preview(run, execution, warnings, origin.updates, training))
         raise Answered
     if not run.options.checkpoint.predict:
         from cnn_harness.harness.reports import profile
@@ -70,9 +77,11 @@ def _prepared(parsed: Parsed, origin: Origin, training: bool) -> tuple[Prepared,
     return Prepared(run, cluster, (*notes, *other_data, *memory)), warnings
 
 
-def _is_preview(options: RunOptions) -> bool:
-    """Return whether a call only shows what a run would do."""
-    return options.main.dry_run or options.main.summary or options.device.compile_only
+def _previews(options: RunOptions) -> list[str]:
+    """Return the options that only show what a run would do. The first group of PREVIEWS wins."""
+    values = options.values()
+    found = ([name for name in group if values[name]] for group in PREVIEWS)
+    return next(filter(None, found), [])
 
 
 def recorded_options(folder: Path, call: Call) -> dict[str, Any]:
@@ -133,6 +142,6 @@ def _memory_warnings(run: Run, processes: int) -> list[str]:
     try:
         return rules.check_host_memory(run, processes, host_limits.limits())
     except OptionError as error:
-        if not _is_preview(run.options):
+        if not _previews(run.options):
             raise
         return [f"warning: {error}"]

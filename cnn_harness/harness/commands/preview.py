@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cnn_harness.emulator.plan import schedules
@@ -24,26 +25,33 @@ MAX_DRAWN = 1024  # the largest number of micro-batches in a drawn schedule
 _LISTED = 8  # the largest number of listed checkpoints
 
 
-def show(
-    run: Run, execution: Execution, warnings: list[str], done: int, training: bool,
-    compiled: Callable[[Run, Execution], None] | None,
-) -> None:  # fmt: skip
-    """Print what the options of a run ask for. `done` updates are done already. `compiled` replaces `_compiled`."""
-    main = run.options.main
-    if run.options.dataset.dataset_benchmark:
-        from cnn_harness.harness.evaluation import input_benchmark
+@dataclass(frozen=True)
+class Preview:
+    """The run to show, and where it would happen. `done` updates are done already; `warnings` are about its origin."""
 
-        input_benchmark.report(run, execution, training)
-        return
-    if main.dry_run:
-        text = _described(run, execution, done) if training else run.summary(execution)
-        answers.print_answer(*execution.notes, *warnings, text)
-    if main.summary and main.after:
-        answers.print_answer(layer_table.table_after(run, main.after, training))
-    elif main.summary:
-        answers.print_answer(layer_table.layer_table(run.network, run.plan))
-    if run.options.device.compile_only and not (main.dry_run or main.summary):
-        compiled(run, execution) if compiled else _compiled(run, execution, training)
+    run: Run
+    execution: Execution
+    warnings: Sequence[str]
+    done: int
+    training: bool
+
+
+def _dataset_benchmark(asked: Preview) -> None:
+    from cnn_harness.harness.evaluation import input_benchmark
+
+    input_benchmark.report(asked.run, asked.execution, asked.training)
+
+
+def _dry_run(asked: Preview) -> None:
+    run, execution = asked.run, asked.execution
+    text = _described(run, execution, asked.done) if asked.training else run.summary(execution)
+    answers.print_answer(*execution.notes, *asked.warnings, text)
+
+
+def _summary(asked: Preview) -> None:
+    run, after = asked.run, asked.run.options.main.after
+    table = layer_table.table_after(run, after, asked.training) if after else layer_table.layer_table(run.network, run.plan)
+    answers.print_answer(table)
 
 
 def _described(run: Run, execution: Execution, done: int) -> str:
@@ -88,8 +96,9 @@ def _timeline(plan: ExecutionPlan) -> list[str]:
     ]
 
 
-def _compiled(run: Run, execution: Execution, training: bool) -> None:
+def _compile_only(asked: Preview) -> None:
     """Build and describe the programs of a training, or the program of a validation."""
+    run, execution, training = asked.run, asked.execution, asked.training
     log = RunLog(None)
     head = run_log.training_head(run, execution) if training else run_log.validation_head(run)
     for line in (*execution.notes, *head):
@@ -119,3 +128,8 @@ def _report(run: Run, log: RunLog, program: TrainingProgram | InferenceProgram, 
     words = vintage(run.options.main.release).compiled.format(kind=kind, Kind=kind.capitalize())
     log.note(f"{words}: {operations:,} operations{size}.")
     program.close()
+
+
+SHOW: Mapping[str, Callable[[Preview], None]] = {  # by option
+    "dataset_benchmark": _dataset_benchmark, "dry_run": _dry_run, "summary": _summary, "compile_only": _compile_only,
+}  # fmt: skip

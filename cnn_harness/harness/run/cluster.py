@@ -63,7 +63,7 @@ ALONE = Cluster()
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """Where a run happens: the part of a call that `Run` does not have. It is made when all instances have met.
+    """Where a run happens: the part of a call that `Run` does not have.
 
     `notes` are the first lines of the log. `run_id` is random; a resumed run keeps it. `folder` is the directory of this
     process, and `folders` has the directory of each process that writes files. With `all_log`, every process has a log.
