@@ -52,7 +52,7 @@ from cnn_harness.harness.commands import answers, hints
 from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.options.configs import ConfigFile, Entry
 from cnn_harness.harness.options.sections import flag
-from cnn_harness.harness.run import membership, validations
+from cnn_harness.harness.run import as_configuration, membership, validations
 from cnn_harness.harness.run.resolve import prepare
 
 MAX_TRIALS = 1000
@@ -154,9 +154,12 @@ def main(call: Call) -> int:
             print(f"Resume with:     {hints.command('sweep', *call.words)}")
             raise
     print(f"\n{sweep.table()}\n\nTable:           {sweep.target}")
-    best = [str(trial.folder) for trial, result in sweep.ordered() if result.state == COMPLETE][:16]
-    if best:
-        print(f"Compare with:    {hints.command('report', *best, '--html', str(top / 'sweep.html'))}")
+    complete = [str(trial.folder) for trial, result in sweep.ordered() if result.state == COMPLETE][:16]
+    if complete:
+        best = sweep.write_best(name)
+        again = hints.command("train", "--config-path", command_line.as_value(best), "--config", f"{name}_best")
+        print(f"Best trial:      {best}\nTrain it again:  {again}")
+        print(f"Compare with:    {hints.command('report', *complete, '--html', str(top / 'sweep.html'))}")
     return int(any(result.state == FAILED for result in sweep.results.values()))
 
 
@@ -366,13 +369,27 @@ class Sweep:
         return sorted(((trial, self.results[trial.name]) for trial in self.trials), key=place)
 
     def table(self) -> str:
-        """Return a text table with a line for each trial. The best trial comes first."""
-        rows = [(*self.trials[0].values, self.metric.replace("-", " "), "state")]
+        """Return a text table with a line for each trial. The best trial comes first and is marked."""
+        rows = [("", self.metric.replace("-", " "), *_short_names(list(self.trials[0].values)), "state")]
+        best = self._best()
         for trial, result in self.ordered():
             why = short(f"{result.state}: {result.reason}") if result.reason else result.state
-            rows.append((*map(_text, trial.values.values()), self._measure(result), why))
+            rows.append(("best" if trial is best else "", self._measure(result), *map(_text, trial.values.values()), why))
         widths = [max(map(len, column)) for column in zip(*rows)]
         return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
+
+    def _best(self) -> Trial | None:
+        return next((trial for trial, result in self.ordered() if result.state == COMPLETE), None)
+
+    def write_best(self, name: str) -> Path:
+        """Write the best trial to best.yml, as the configuration <name>_best. Return the path."""
+        trial = self._best()
+        result = self.results[trial.name]
+        values = {"seed": SEED} | as_configuration.given_values(answers.resolve(trial.call).options)
+        comment = f"# The best of {len(self.trials)} trials: {self.metric.replace('-', ' ')} {self._measure(result)}\n"
+        target = self.target.with_name("best.yml")
+        files.write_atomically(target, comment + as_configuration.block(f"{name}_best", values))
+        return target
 
     def _measure(self, result: Result) -> str:
         if not math.isfinite(result.value):
@@ -391,6 +408,12 @@ class Sweep:
 
     def _print(self, trial: Trial, text: str) -> None:
         print(f"[{self.trials.index(trial) + 1}/{len(self.trials)}] {trial.name}  {text.rstrip()}", flush=True)
+
+
+def _short_names(names: Sequence[str]) -> list[str]:
+    """Return the last two words of each option, or the whole name if two options end alike."""
+    ends = ["-".join(name.replace("_", "-").split("-")[-2:]) for name in names]
+    return [end if ends.count(end) == 1 else name for name, end in zip(names, ends)]
 
 
 def _reason(output: Path, code: int) -> str:

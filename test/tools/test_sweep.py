@@ -13,7 +13,9 @@ import pytest
 from commands import Result, assert_same_bits, run, succeed, timeless, variables
 
 from cnn_harness.base import plugins
+from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.options.configs import ConfigFile
+from cnn_harness.harness.run import cli
 from cnn_harness.tools import sweep
 
 HEAD = "s:\n  config: quickstart\n"
@@ -70,6 +72,37 @@ def test_random_values_survive_added_trials_and_options(tmp_path):
 def test_wrong_sweeps_are_rejected(text, words, named, tmp_path):
     refused = listed(tmp_path, HEAD + text, *words)
     assert refused.code == 2 and named in refused.err and not (tmp_path / "logs").exists()
+
+
+def test_best_trial_is_marked_and_written(tmp_path):
+    """Options have short names, unless two end alike. A failed trial is never the best, whatever its value."""
+    shared = {"config": "quickstart", "weight-decay": 0.5}
+    axes = [{"base-learning-rate-exponent": -9 - k, "momentum": 0.8} for k in range(3)]
+    trials = [
+        sweep.Trial(
+            name=str(k), values=values, call=Call.of_values({**shared, **values}, "train"),
+            folder=tmp_path / str(k), output=tmp_path / f"{k}.txt",
+        )
+        for k, values in enumerate(axes)
+    ]  # fmt: skip
+    ranked = sweep.Sweep(trials, "validation-accuracy", tmp_path / "sweep.csv")
+    ranked.results = {
+        "0": sweep.Result("complete", value=70.0),
+        "1": sweep.Result("complete", value=80.0),
+        "2": sweep.Result("failed", "broken", value=90.0),
+    }
+    head, *rows = [line.split() for line in ranked.table().splitlines()]
+    assert head == ["validation", "accuracy", "rate-exponent", "momentum", "state"]
+    assert [row[0] for row in rows] == ["best", "70.00", "90.00"] and rows[0][-3:] == ["-10", "0.8", "complete"]
+    assert sweep._short_names(["ckpt_all_instances", "log-all-instances", "epochs"]) == [
+        "ckpt_all_instances", "log-all-instances", "epochs"
+    ]  # fmt: skip
+    written = ranked.write_best("s")
+    options = cli.parse(["--config-path", str(written), "--config", "s_best"], "train", None, {}).options
+    asked = cli.parse([*trials[1].call.words, "--seed", "1"], "train", None, {}).options
+    same = {name for name, value in asked.values().items() if options.values()[name] == value}
+    assert asked.values().keys() - same == {"config", "config_path"} and options.values()["seed"] == 1
+    assert len(written.read_text().splitlines()) > 10  # a line for each option
 
 
 def test_killed_sweep_resume_is_exact(tmp_path):

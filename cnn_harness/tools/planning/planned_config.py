@@ -8,22 +8,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import yaml
-
 from cnn_harness.base.errors import OptionError
-from cnn_harness.base.fields import ONE_CALL
 from cnn_harness.emulator.cost_model import search
 from cnn_harness.emulator.cost_model.prediction import Prediction, predict
 from cnn_harness.emulator.cost_model.remedies import remedies
 from cnn_harness.emulator.plan.number_formats import FP16
 from cnn_harness.harness.options.call import Call
-from cnn_harness.harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, with_trait
-from cnn_harness.harness.run.option_values import drop_conflicting
+from cnn_harness.harness.run import as_configuration
 from cnn_harness.harness.run.run import Run
 from cnn_harness.tools.planning import plan_options
 from cnn_harness.tools.planning.plan_options import PlanRequest
-
-_GIVEN = (COMMAND_LINE, CONFIGURATION, RECORDED)
 
 
 @dataclass(frozen=True)
@@ -64,14 +58,8 @@ class Planned:
     @property
     def block(self) -> str:
         """The plan as a configuration for configs.yml, in YAML."""
-        options, plan = self.run.options, self.prediction.workload.plan
-        left_out = with_trait(ONE_CALL)
-        values: dict[str, Any] = {
-            name: value
-            for name, value in options.values().items()
-            if name not in left_out and options.sources.get(name, "").startswith(_GIVEN) and value is not None
-        }
-        values |= {
+        plan = self.prediction.workload.plan
+        values = as_configuration.given_values(self.run.options) | {
             "micro_batch_size": plan.micro_batch_size,
             "gradient_accumulation_count": plan.accumulation,
             "shards": plan.options.shards,
@@ -83,9 +71,7 @@ class Planned:
             "available_memory_proportion": list(plan.options.available_memory_proportion),
         }
         values.pop("global_batch_size", None)  # The accumulation count already determines it.
-        values = drop_conflicting(values)  # A recorded run has values even for options that exclude each other.
-        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-        return yaml.safe_dump({self.block_name: plain}, sort_keys=False, default_flow_style=None, width=120)
+        return as_configuration.block(self.block_name, values)
 
 
 def efficiencies(planned: Sequence[Planned]) -> list[float | None]:
