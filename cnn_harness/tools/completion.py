@@ -6,7 +6,6 @@ cnn completion words ...    print the completions of the last word of a call of 
 
 from __future__ import annotations
 
-import argparse
 import io
 import re
 import runpy
@@ -15,11 +14,13 @@ from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 
 from cnn_harness.base import plugins
-from cnn_harness.base.process import command_line, commands
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.fields import short
+from cnn_harness.base.process import commands
 from cnn_harness.base.process.commands import COMMANDS, Command
 from cnn_harness.harness.commands import answers
 from cnn_harness.harness.options import configs
-from cnn_harness.harness.options.call import DEFAULT_CONFIG_PATH
+from cnn_harness.harness.options.call import DEFAULT_CONFIG_PATH, Call
 from cnn_harness.harness.options.catalogue import PLUGINS, all_options
 
 # If there are no completions, the shell completes names of files and folders.
@@ -53,17 +54,19 @@ _GENERAL = ("help", "--help", "--version", "--list-configs")
 _OWN = re.compile(r"^  (?:-\w(?: \S+)?, )?(--[\w-]+)", re.MULTILINE)  # an option in the help of a command
 
 
-def main(argv: list[str]) -> int:
+def main(call: Call) -> int:
     """Print a script, or the completions of a call; return the exit code."""
-    if argv[:1] == [_WORDS]:
-        found = completions(argv[1:])
+    if call.words[:1] == (_WORDS,):
+        found = completions(call.words[1:])
         print(*found, sep="\n", end="\n" * bool(found))
         return int(not found)
-    parser = command_line.Parser(
-        prog="cnn completion", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    shells = ", ".join(SCRIPTS)
+    _, words, _ = answers.own_options(
+        answers.OwnOptions, call, "cnn completion SHELL", __doc__, {"SHELL": f"the shell that reads the script: {shells}"}
     )
-    parser.add_argument("shell", choices=SCRIPTS, help="the shell that will read the script")
-    print(SCRIPTS[parser.parse_args(argv).shell], end="")
+    if not words or words[0] not in SCRIPTS:
+        raise OptionError(f"{f'{short(words[0])} is no shell' if words else 'the shell is missing'}; give one of {shells}")
+    print(SCRIPTS[words[0]], end="")
     return 0
 
 
