@@ -310,7 +310,8 @@ def history(run: RunPath | TrainedNetwork, table: str = "training") -> Rows:
     """
     if f"{table}.csv" not in TABLES:
         raise OptionError(f"table is {table!r} but must be one of {', '.join(name.removesuffix('.csv') for name in TABLES)}")
-    rows = _rows(_folder(run), f"{table}.csv")
+    with _errors():
+        rows = _rows(_folder(run), f"{table}.csv")
     try:
         import pandas
     except ImportError:
@@ -325,8 +326,9 @@ def runs(folder: RunPath = run_list.LOGS, sort: str = "time") -> list[dict[str, 
     """
     if sort not in run_list.ORDERS:
         raise OptionError(f"sort is {short(repr(sort))} but must be one of {', '.join(run_list.ORDERS)}")
-    found = run_list.find_runs(Path(_path(folder, "folder", "the path of a folder with runs")))
-    return [run_list.as_json(run) for run in run_list.ordered(found, sort)]
+    with _errors():
+        found = run_list.find_runs(Path(_path(folder, "folder", "the path of a folder with runs")))
+        return [run_list.as_json(run) for run in run_list.ordered(found, sort)]
 
 
 class Svg(str):
@@ -346,7 +348,8 @@ def compare(runs: Mapping[str, RunPath | TrainedNetwork], title: str = "") -> Sv
     """
     if not isinstance(runs, Mapping):
         raise OptionError(f"runs is {short(repr(runs))} but must be a dictionary {{label: run}}")
-    rows = [(str(label), *training_chart.tables(_folder(run))) for label, run in runs.items()]
+    with _errors():
+        rows = [(str(label), *training_chart.tables(_folder(run))) for label, run in runs.items()]
     return Svg(chart.figure(training_chart.comparison_panels(rows), str(title)))
 
 

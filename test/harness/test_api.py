@@ -6,6 +6,7 @@ import copy
 import io
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -18,7 +19,7 @@ from commands import rows, succeed
 from PIL import Image
 
 from cnn_harness import api
-from cnn_harness.base.errors import DataError, WrongInput
+from cnn_harness.base.errors import DataError, Failure, WrongInput
 from cnn_harness.harness.checkpoints import find, read
 
 TINY = {"model_size": 8, "micro_batch_size": 4, "batches_per_step": 3, "seed": 1, "quiet": True}
@@ -59,6 +60,13 @@ def test_run_is_listed_exported_and_reported(trained, tmp_path):
     assert run.folder.name in page.read_text()
     with pytest.raises(WrongInput, match="sort"):
         api.runs(run.folder.parent, "speed")
+
+
+@pytest.mark.parametrize("call", [api.history, lambda run: api.compare({"a": run})], ids=["history", "compare"])
+def test_unreadable_run_is_failure(call, tmp_path):
+    (tmp_path / "training.csv").mkdir()
+    with pytest.raises(Failure, match=re.escape(str(tmp_path))):
+        call(tmp_path)
 
 
 @pytest.mark.parametrize("table", ["training", "validation"])
