@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cnn_harness.base.errors import DataError
 from cnn_harness.base.fields import short
-from cnn_harness.base.process import tf_runtime
+from cnn_harness.base.process import progress, tf_runtime
 from cnn_harness.base.storage import input_files
 from cnn_harness.Datasets.formats import image_headers
 from cnn_harness.Datasets.formats.image_headers import MAX_BYTES
@@ -132,9 +132,12 @@ def scan_folder(top: Path, train: Path | None = None, validation: Path | None = 
     from cnn_harness.Datasets.pipeline import decoding
 
     unread = {each.file for each in bad}
-    with ThreadPoolExecutor(_READ_TOGETHER) as pool:
-        files = [each.file for each in images if each.file not in unread]
-        examined = list(pool.map(partial(_facts, decoder=decoding.Decoder()), files))
+    files = [each.file for each in images if each.file not in unread]
+    with progress.Progress("images checked", len(files)) as shown, ThreadPoolExecutor(_READ_TOGETHER) as pool:
+        examined = []
+        for facts in pool.map(partial(_facts, decoder=decoding.Decoder()), files):
+            examined.append(facts)
+            shown.advance()
     bad += [BadFile(facts.file, facts.fault) for facts in examined if facts.fault]
     examined = [facts for facts in examined if not facts.fault]
     _check_sound(listing, {each.file: each.reason for each in bad})

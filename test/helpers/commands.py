@@ -58,7 +58,7 @@ def run(script: str, *words: object) -> Result:
 
 def without_waits(text: str) -> str:
     """Return the text without the lines that say what a command has waited for, for ten seconds."""
-    return re.sub(r"(?m)^[A-Z].* \.\.\.\n", "", text)
+    return re.sub(r"(?m)^([A-Z].* \.\.\.|\d+ of \d+ .* per second.*)\n", "", text)
 
 
 def succeed(script: str, *words: object) -> Result:

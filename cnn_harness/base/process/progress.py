@@ -15,6 +15,7 @@ _WIDTH = 30  # width of the bar in characters
 _REDRAWN = 0.1  # seconds between two updates of the bar
 _LINE_EVERY = 10.0  # seconds between two lines if there is no terminal
 _SECOND = 1.0
+_LONG = 10.0  # show the time left of work that takes longer than this number of seconds
 
 
 class Progress:
@@ -45,12 +46,17 @@ class Progress:
                 self._show("" if self._terminal else "\n")
 
     def _show(self, end: str) -> None:
-        rate = self._done / max(time.monotonic() - self._started, 1e-9)
+        seconds = time.monotonic() - self._started
+        rate = self._done / max(seconds, 1e-9)
+        left = (self._total - self._done) / max(rate, 1e-9)
         filled = _WIDTH * self._done // max(self._total, 1)
         bar = f"\r[{'#' * filled:{_WIDTH}}] " if self._terminal else ""
+        more = f", {left:.0f} s left" if seconds + left > _LONG else ""
+        tail = "\x1b[K" if self._terminal else ""  # clear the rest of a longer line
         print(
-            f"{bar}{self._done} of {self._total} {self._what}, {rate:.0f} per second", end=end, file=sys.stderr, flush=True
-        )
+            f"{bar}{self._done} of {self._total} {self._what}, {rate:.3g} per second{more}{tail}",
+            end=end, file=sys.stderr, flush=True,
+        )  # fmt: skip
 
 
 @contextmanager
