@@ -88,6 +88,7 @@ def train(context: TrainingContext, loaded: LoadedCheckpoint | None = None) -> N
     `loaded` is the checkpoint from which to resume; None starts a new run.
     """
     from cnn_harness.harness.programs import build_or_load
+    from cnn_harness.harness.run.recorded_arguments import DECLINED
     from cnn_harness.harness.training import summary
     from cnn_harness.harness.training.initial_state import initial_state
     from cnn_harness.harness.training.loop import TrainingLoop
@@ -102,6 +103,8 @@ def train(context: TrainingContext, loaded: LoadedCheckpoint | None = None) -> N
         context.run, context.execution, context.log, done, recording, context.team.group
     ) as program:
         initial = initial_state(context, program, loaded)
+        if initial.declined:
+            context = replace(context, recorded={**context.recorded, DECLINED: True})
         profiler = UpdateProfiler(context, program, recording, done, last)
         with Validator(context, initial.validated) as validator:
             done = TrainingLoop(context, program, initial, validator, profiler).run(last)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -133,6 +133,9 @@ class DataSource(Protocol):
     def training_in_order(self) -> DataSource:
         """Return a data set whose validation stream gives the training images in file order."""
 
+    def with_held_out(self, records: Sequence[int]) -> DataSource:
+        """Return a data set of the training images. It validates with these records, and trains on the others."""
+
     def stages(self, request: ReadRequest, training: bool) -> list[InputStage]:
         """Return the stages of the stream; the last one is the complete stream."""
 
@@ -156,6 +159,26 @@ class Records(Protocol):
 
     def payload(self, record: int) -> bytes:
         """Return a serialised tf.train.Example; raise DataError if it cannot be read."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some of the records of `whole`, in this order."""
+
+    whole: Records
+    records: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def name(self, record: int) -> str:
+        return self.whole.name(self.records[record])
+
+    def image_file(self, record: int) -> str:
+        return self.whole.image_file(self.records[record])
+
+    def payload(self, record: int) -> bytes:
+        return self.whole.payload(self.records[record])
 
 
 def digest(splits: Iterable[tuple[int, Callable[[int], bytes]]]) -> str:

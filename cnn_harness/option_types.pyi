@@ -436,6 +436,8 @@ class CommonOptions(TypedDict, total=False):
     """imagefolder: train on the images in this folder, which has one subfolder per class (default: a folder in --data-dir with a usual name, such as train)"""
     train_with_valid_preprocessing: bool | None
     """crop training images as in validation, without augmentation"""
+    trial_epochs: float | None
+    """after --fit-classifier, train for X epochs on four fifths of the training images, and end the run unless the loss of the others falls; --epochs skips this trial; 0 is off"""
     use_bypass: bool | None
     """add the input of every second fire module to its output"""
     use_relu: bool | None

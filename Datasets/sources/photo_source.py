@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cnn_harness.base.errors import DataError
-from cnn_harness.Datasets._spec import DataSpec, InputStage, OpenRequest, ReadRequest, Records, digest, whole_stream
+from cnn_harness.Datasets._spec import DataSpec, InputStage, OpenRequest, Part, ReadRequest, Records, digest, whole_stream
 from cnn_harness.Datasets.formats import conversion_info
 from cnn_harness.Datasets.formats.bad_records import Tolerance
 from cnn_harness.Datasets.formats.tfrecord import RecordIndex
@@ -79,6 +79,13 @@ class PhotoSource:
         source = copy.copy(self)
         source._validation = self._train
         source.spec = replace(self.spec, validation_images=self.spec.train_images)
+        return source
+
+    def with_held_out(self, records: Sequence[int]) -> PhotoSource:
+        source, held_out = copy.copy(self), set(records)
+        source._train = Part(self._train, [record for record in range(len(self._train)) if record not in held_out])
+        source._validation = Part(self._train, records)
+        source.spec = replace(self.spec, train_images=len(source._train), validation_images=len(records))
         return source
 
     def stages(self, request: ReadRequest, training: bool) -> list[InputStage]:

@@ -3,7 +3,8 @@
 cnn finetune photos
 cnn finetune photos --logs-path logs/pets --epochs 20 --image-size 192
 
-The command first checks the folder. Then it fits the classifier, and finally trains the whole network.
+The command first checks the folder. Then it fits the classifier. A trial on a part of the training images decides whether it
+also trains the whole network; with --epochs N, it does.
 """
 
 from __future__ import annotations
@@ -103,6 +104,8 @@ def _finished(run: Path) -> None:
     if rows:
         best, first = run_folder.read(run).best, rows[0]
         alone = f"; with only the classifier fitted: {_accuracy(first)}" if int(first["iteration"]) == 0 else ""
+        if best["name"] == first["name"]:
+            alone = "; training did not improve on it" if len(rows) > 1 else ", with only the classifier fitted"
         print(f"Best:             {best['name']}, {_accuracy(best)} of {best['val_size']} validation images{alone}")
     print(f"Classify photos:  {hints.command('validation', '--restore-path', path, '--predict', 'PHOTO.jpg')}")
     print(f"Use it elsewhere: {hints.command('export', path, '--to', 'savedmodel,tflite')}")

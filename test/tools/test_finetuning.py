@@ -13,6 +13,7 @@ from PIL import Image
 from cnn_harness.base.errors import DataError
 from cnn_harness.harness.checkpoints import read
 from cnn_harness.harness.run import validations
+from cnn_harness.harness.training import fitting
 from cnn_harness.tools import survey
 
 SMALL = ("--image-size", 96, "--batch-size", 4, "--seed", 3)  # Lite0 takes them too
@@ -122,3 +123,53 @@ def test_damaged_best_checkpoint_falls_back_to_newest(tmp_path):
         file.write(bytes(64))
     chosen, _, (warning,) = read.load_network_in(logs)
     assert chosen.name == "ckpt-2" and "ckpt-0 is damaged and skipped" in warning
+
+
+# --- The trial -------------------------------------------------------------------------------------------------
+
+
+def test_decision_against_training_is_kept(tmp_path, monkeypatch):
+    """A call that was killed in the trial decides again; later calls keep the decision, unless they give --epochs."""
+    top, logs = write_images(tmp_path / "photos"), tmp_path / "logs"
+    call = (top, *SMALL, "--lr", 1, "--warmup-epochs", 0, "--logs-path", logs)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fitting, "_trial", killed)
+        assert finetuned(*call).code
+    assert not list(logs.glob("ckpt-*"))
+    trials = []
+    tried = fitting._trial
+    monkeypatch.setattr(fitting, "_trial", lambda *given: trials.append(tried(*given)) or trials[-1])
+    done = finetuned(*call)
+    assert done.code == 0 and len(trials) == 1, done.err
+    assert "So only the classifier is fitted (--epochs N trains all layers)" in done.out
+    (row,) = validations.of_run(logs)
+    assert row["name"] == "ckpt-0" and ", with only the classifier fitted\n" in done.out
+    before = (logs / "ckpt-0.data-00000-of-00001").read_bytes()
+    again = finetuned(*call)
+    assert again.code == 0 and "In its trial, training did not help. To train nevertheless, give --epochs " in again.out
+    assert run("restore", "--restore-path", logs).code == 0
+    assert run("runs", tmp_path).out.count("complete") == 1
+    assert [row["name"] for row in validations.of_run(logs)] == ["ckpt-0"] and len(trials) == 1
+    assert (logs / "ckpt-0.data-00000-of-00001").read_bytes() == before
+    trained = finetuned(*call, "--epochs", 2)
+    assert trained.code == 0 and len(trials) == 1, trained.err
+    assert [float(row["epoch"]) for row in validations.of_run(logs)] == [0, 1, 2]
+
+
+def test_decision_for_training_is_kept(tmp_path, monkeypatch):
+    """A call that is killed after the trial, before the first update, trains when it is repeated."""
+    top, logs = write_images(tmp_path / "photos"), tmp_path / "logs"
+    call = (top, *SMALL, "--logs-path", logs)
+    scores = [fitting.Score(50.0, 0.7), fitting.Score(60.0, 0.6)]
+    monkeypatch.setattr(fitting, "_trial", lambda *_: scores)
+    stopped = finetuned(*call, "--stop-after", 1)
+    assert stopped.code == 0 and "So all layers are trained" in stopped.out, stopped.err
+    scores.reverse()  # another trial would decide otherwise
+    for file in logs.glob("ckpt-1.*"):
+        file.unlink()
+    assert finetuned(*call, "--stop-after", 2).code == 0
+    assert (logs / "ckpt-2.index").exists()

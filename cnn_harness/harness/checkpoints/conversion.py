@@ -264,6 +264,8 @@ def check_fitting(run: Run) -> None:
         raise OptionError("--fit-classifier needs real images, but the images of this run are random; leave it out")
     if images > MAX_FITTED:
         raise OptionError(f"--fit-classifier takes at most {MAX_FITTED:,} training images, not {images:,}; leave it out")
+    if run.options.training.trial_epochs and run.family != "imagenet":
+        raise OptionError("--trial-epochs needs photos, but the data set has images of 32 pixels; leave it out")
     if run.plan.instances > 1:
         raise OptionError(f"--fit-classifier works in one process, but {run.plan.instances} were started; leave it out")
 

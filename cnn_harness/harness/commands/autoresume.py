@@ -44,11 +44,12 @@ def unsaved_end(folder: Path) -> int | None:
     return None
 
 
-def is_complete(run: Run, folder: Path, updates: int) -> bool:
+def is_complete(run: Run, folder: Path, updates: int, untrained: bool) -> bool:
     """Return whether a run has nothing left to do after `updates` updates.
 
     A run is complete if --stop-after, --patience or the number of updates ends it, and if its last validation, its averages
-    and --numerics are done. A run beyond --stop-after is always complete.
+    and --numerics are done. A run beyond --stop-after is always complete. An `untrained` run ends before its first update,
+    because a trial found that training does not help.
     """
     checkpoint, training = run.options.checkpoint, run.options.training
     if training.stop_after is not None and updates > training.stop_after:
@@ -60,12 +61,12 @@ def is_complete(run: Run, folder: Path, updates: int) -> bool:
     checkpoints = validations.by_update(rows, updates)
     validates = bool(checkpoint.validation and run.data_source.spec.validation_images)
     validated = any(int(row["iteration"]) == updates for row in checkpoints)
-    if validates and run.length.is_checkpoint(updates) and not validated:
+    if validates and (untrained or run.length.is_checkpoint(updates)) and not validated:
         return False
     every = run.options.logging.numerics
     if every and numerics_record.is_missing(folder, updates, every):
         return False
-    if updates == run.length.iterations or validations.patience_is_over(checkpoints, checkpoint.patience):
+    if untrained or updates == run.length.iterations or validations.patience_is_over(checkpoints, checkpoint.patience):
         listed = [row["name"] for row in rows if int(row["iteration"]) < 0]
         wanted = [name for name, _ in averages.requested_averages(training)]
         if not _has_averages(folder, updates, listed, wanted) or (validates and not set(listed) >= set(wanted)):

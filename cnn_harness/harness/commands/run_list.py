@@ -23,7 +23,7 @@ from cnn_harness.harness.checkpoints import find, manifest, run_record
 from cnn_harness.harness.checkpoints.checkpoint import CheckpointError
 from cnn_harness.harness.checkpoints.write import STAGING_PREFIX
 from cnn_harness.harness.run import recorded_arguments, validations
-from cnn_harness.harness.run.recorded_arguments import RUN_ID
+from cnn_harness.harness.run.recorded_arguments import DECLINED, RUN_ID
 
 RUNNING, STOPPED, COMPLETE, DAMAGED = "running", "stopped", "complete", "damaged"
 VALIDATION = "validation"  # the state of a directory that a validation or inference wrote
@@ -151,7 +151,8 @@ def _summary(folder: Path, name: str) -> RunSummary:
     trained = bool(updates or recorded.get(RUN_ID) or (running and not validated) or damage)
     total = recorded.get("total_iterations") if trained else None
     checkpoints = validations.by_update(validated, updates)
-    ended = validations.patience_is_over(checkpoints, recorded.get("patience") or 0)
+    untrained = updates == 0 and recorded.get(DECLINED)
+    ended = untrained or validations.patience_is_over(checkpoints, recorded.get("patience") or 0)
     done = total is not None and (updates >= total or ended)
     whole = COMPLETE if done else STOPPED if trained else VALIDATION
     return RunSummary(

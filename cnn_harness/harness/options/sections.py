@@ -407,6 +407,13 @@ class TrainingOptions(OptimiserOptions, _BatchAndRate):
         "before the first update, fit the last layer by logistic regression; cross-validation chooses the penalty",
         needs=option("init_path"),
     )
+    trial_epochs: float = on_host(
+        0.0,
+        "after --fit-classifier, train for X epochs on four fifths of the training images, and end the run unless the loss"
+        " of the others falls; --epochs skips this trial; 0 is off",
+        check=at_least(0),
+        needs=option("fit_classifier"),
+    )
     frozen_norm_statistics: str = opt(
         "moving",
         "choose what batch norms that are not trained use: the statistics of each batch, or the moving averages "

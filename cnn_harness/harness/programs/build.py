@@ -128,12 +128,12 @@ def top_k_program(run: Run, execution: Execution, most: int) -> InferenceProgram
     return ipu_utils.compile_inference(_inference_spec(run, execution.seed, score), _validation_stream(run, execution))
 
 
-def feature_program(run: Run, seed: int, augmented: bool) -> InferenceProgram:
+def feature_program(run: Run, seed: int) -> InferenceProgram:
     """Return a program that gives the features of each training image. The features are the input of the classifier.
 
     step(k, k + 1) returns "rows" [batch, 1 + features] of micro-batch k. Each row contains the label, then the features. The
-    label is negative if the row only fills the micro-batch. If `augmented` is True, images are augmented and ordered as in
-    training; otherwise they are unchanged, in the order of the data set.
+    label is negative if the row only fills the micro-batch. The images are preprocessed as in validation, in the order of
+    the data set.
     """
     features_of_image = conversion.classifier_shape(run)[0]
 
@@ -142,8 +142,8 @@ def feature_program(run: Run, seed: int, augmented: bool) -> InferenceProgram:
         return {"rows": tf.concat([tf.cast(labels[:, None], tf.float64), tf.cast(flat, tf.float64)], axis=1)}
 
     spec = _inference_spec(run, seed, Score(("rows",), rows, (run.validation_batch, 1 + features_of_image)))
-    source = run.data_source if augmented else run.data_source.training_in_order()
-    stream = _stream(run, run.request(run.validation_batch, seed), training=augmented, source=source)
+    source = run.data_source.training_in_order()
+    stream = _stream(run, run.request(run.validation_batch, seed), training=False, source=source)
     return ipu_utils.compile_inference(replace(spec, network=run.network.without_classifier()), stream)
 
 

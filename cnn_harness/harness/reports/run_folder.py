@@ -17,6 +17,7 @@ from cnn_harness.harness.options.catalogue import every_option
 from cnn_harness.harness.options.sections import flag, with_trait
 from cnn_harness.harness.reports import training_chart
 from cnn_harness.harness.run import cli, validations
+from cnn_harness.harness.run.recorded_arguments import DECLINED
 
 Row = Mapping[str, str]
 _DECIDING = ("model", "dataset", "lr_schedule", "optimiser")  # The defaults of other options depend on these options.
@@ -58,6 +59,11 @@ class RunFolder:
     def done(self) -> int:
         """The number of completed updates."""
         return max(0, *(int(row["iteration"]) for row in (*self.training, *self.validation)))
+
+    @property
+    def untrained(self) -> bool:
+        """Whether the run ended before its first update, because a trial found that training does not help."""
+        return not self.done and bool(self.arguments.get(DECLINED))
 
     @property
     def out_of_patience(self) -> bool:

@@ -115,6 +115,8 @@ def _title(run: RunFolder) -> str:
 def _state(run: RunFolder) -> str:
     """Return a run's progress as text, such as "500 of 1,250 updates"."""
     total, epochs = run.arguments.get("total_iterations"), number(run.training[-1], "epoch") if run.training else math.nan
+    if run.untrained:
+        return "0 updates: in the trial, training did not help"
     state = f"{run.done:,}{f' of {total:,}' if total else ''} updates{f', {epochs:.4g} epochs' if epochs == epochs else ''}"
     if not total or not run.training or run.done >= total:
         return state

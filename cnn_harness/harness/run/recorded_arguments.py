@@ -26,6 +26,7 @@ ARITHMETIC = "arithmetic"  # `Run.arithmetic`
 CLASSES = "class_names"  # a digest of the ordered class names
 ASKED = "asked"  # values as the user gave them, before they were resolved
 RECORDS, VALIDATION_RECORDS = "records_digest", "validation_records_digest"
+DECLINED = "training_declined"  # true if a trial found that training does not help
 PARTS = ("train_images", "validation_images")  # the sizes of the training set and the validation set
 _LARGEST = 2**63 - 1
 
@@ -69,7 +70,7 @@ _DERIVED: Mapping[str, str] = {
     **dict.fromkeys(("parameters", "instance", "fold_used", "iterations_per_epoch", "total_iterations", SEED), WHOLE),
     "validation_images": WHOLE,
     **dict.fromkeys(("grad_scale", LR_SCALE), POSITIVE),
-    **dict.fromkeys(("seed_specified", "restoring"), KINDS[bool]),
+    **dict.fromkeys(("seed_specified", "restoring", DECLINED), KINDS[bool]),
     **dict.fromkeys((RUN_ID, CLASSES, RECORDS, VALIDATION_RECORDS, "name", "command", "summary_str"), TEXT),
     **dict.fromkeys(("checkpoint_path", "datetime", "hostname", "restored_from", "values_release"), TEXT),
     **dict.fromkeys(("instance_folders", "wd_exclude", "classes"), TEXTS),
@@ -183,6 +184,16 @@ def other_class_names(recorded: Mapping[str, Any], spec: DataSpec) -> bool:
     """Return whether the class names differ from the record, although the number of classes is the same."""
     before, now = recorded.get(CLASSES), names_digest(spec)
     return None not in (before, now) and before != now and recorded.get("num_classes") == spec.num_classes
+
+
+def sets_length(run: Run) -> bool:
+    """Return whether the command line says how long to train. Then no trial decides whether to train."""
+    return any(map(run.options.given, ("epochs", "iterations")))
+
+
+def ends_untrained(run: Run, recorded: Mapping[str, Any]) -> bool:
+    """Return whether the run ends before its first update, because a trial found that training does not help."""
+    return bool(recorded.get(DECLINED)) and not sets_length(run)
 
 
 def invalid_option(recorded: Mapping[str, Any]) -> str | None:

@@ -107,7 +107,7 @@ class TrainingLoop:
         steps = self._context.run.length.host_steps(self._done, last)
         for first, end in _split(steps, self._profiler.isolated_updates, self._observer.every):
             while first < end:
-                if self._validator.ends_run:
+                if self._validator.reason_to_end:
                     return
                 first = self._advance(first, end)
 
@@ -264,14 +264,11 @@ class TrainingLoop:
     def _finish(self, done: int) -> None:
         """Save and validate the last checkpoint and the averages. If one instance receives a signal, all instances stop."""
         context, total = self._context, self._context.run.length.iterations
-        complete = done == total or self._validator.ends_run
+        ended = self._validator.reason_to_end
+        complete = done == total or ended is not None
         self._profiler.finish()
         if done < total and complete:
-            unbeaten, patience = self._validator.unbeaten, context.run.options.checkpoint.patience
-            context.log.note(
-                f"Ended after {done} of {total} updates: {patience} validation{'s' * (patience > 1)} did not improve on the "
-                f"accuracy of {unbeaten['name']}, {float(unbeaten['val_acc']):.2f}% (--patience)"
-            )
+            context.log.note(f"Ended after {done} of {total} updates: {ended}")
         elif done < total:
             self._mlperf.log_run_stop("aborted")
             context.log.note(f"Stopped after {done} of {total} updates.")

@@ -28,7 +28,7 @@ from cnn_harness.harness.evaluation import inference_record
 from cnn_harness.harness.options.sections import LoggingOptions
 from cnn_harness.harness.reports import mlperf, profile
 from cnn_harness.harness.run.cluster import Execution
-from cnn_harness.harness.run.recorded_arguments import ARITHMETIC, CLASSES, RUN_ID, arguments
+from cnn_harness.harness.run.recorded_arguments import ARITHMETIC, CLASSES, DECLINED, RUN_ID, arguments, ends_untrained
 from cnn_harness.harness.run.run import Run
 from cnn_harness.harness.training import divergence, summary
 from cnn_harness.log import RunLog, write_arguments
@@ -144,7 +144,8 @@ def open_run(run: Run, execution: Execution, team: Team, resumed: Checkpoint | N
 
 
 def _record(run: Run, execution: Execution, resumed: Checkpoint | None) -> dict[str, Any]:
-    """Return the options and other facts that this call records. A resumed run keeps the earlier digest of class names."""
+    """Return the options and other facts that this call records. A resumed run keeps the earlier digest of class names,
+    and the result of the trial."""
     folder = execution.folder
     values = arguments(run, execution, run_log.command_line(), {
         "checkpoint_path": str(folder / "ckpt"),
@@ -156,8 +157,9 @@ def _record(run: Run, execution: Execution, resumed: Checkpoint | None) -> dict[
         RUN_ID: execution.run_id,
         ARITHMETIC: run.arithmetic,
     })  # fmt: skip
-    earlier = run_record.arguments(folder).get(CLASSES) if resumed else None
-    return {**values, CLASSES: earlier or values[CLASSES]}
+    earlier = run_record.arguments(folder) if resumed else {}
+    declined = {DECLINED: True} if ends_untrained(run, earlier) else {}
+    return {**values, CLASSES: earlier.get(CLASSES) or values[CLASSES], **declined}
 
 
 def _open_log(run: Run, execution: Execution, recorded: Mapping[str, Any]) -> RunLog:

@@ -24,7 +24,7 @@ from cnn_harness.harness.options.sections import RunOptions, with_trait
 from cnn_harness.harness.run import membership
 from cnn_harness.harness.run.cluster import Cluster, Execution
 from cnn_harness.harness.run.data import recorded_places
-from cnn_harness.harness.run.recorded_arguments import ARITHMETIC, RUN_ID, changed_data
+from cnn_harness.harness.run.recorded_arguments import ARITHMETIC, RUN_ID, changed_data, ends_untrained
 from cnn_harness.harness.run.resolve import Origin, Prepared, learning_rate
 from cnn_harness.harness.run.run import Run
 
@@ -263,7 +263,7 @@ class Resume(Origin):
             return False
         from cnn_harness.harness.commands import autoresume
 
-        return autoresume.is_complete(run, self.folder, self.updates)
+        return autoresume.is_complete(run, self.folder, self.updates, ends_untrained(run, self.recorded))
 
     def completion_report(self, prepared: Prepared) -> str | None:
         """Return the text to print if --autoresume finds a complete run; None otherwise."""
@@ -275,7 +275,10 @@ class Resume(Origin):
         stop_after = run.options.training.stop_after
         limit = "stop-after" if stop_after is not None and self.updates >= stop_after else "patience"
         larger = length if self.updates == run.length.iterations else limit
-        return _completion(self.folder, f"{self.updates} updates", lines, f"To extend it, give a larger --{larger}.")
+        extend = f"To extend it, give a larger --{larger}."
+        if ends_untrained(run, self.recorded):
+            extend = f"In its trial, training did not help. To train nevertheless, give --epochs {run.length.epochs:g}."
+        return _completion(self.folder, f"{self.updates} updates", lines, extend)
 
     def join(self, prepared: Prepared, team: Team) -> tuple[Execution, LoadedCheckpoint]:
         """Meet the other instances. Return the execution, whose id is the same in all instances, and the checkpoint."""

@@ -40,7 +40,7 @@ def log_finished(context: TrainingContext, done: int, validator: Validator, host
     _write_page(context)
     if not context.team.is_first:  # Only the folder of instance 0 can be resumed.
         return
-    if done < length.iterations and not validator.ends_run:
+    if done < length.iterations and not validator.reason_to_end:
         note(f"Resume:          {hints.command('restore', *hints.resuming(context.team.cluster, folder))}")
         return
     if not context.saves:
@@ -49,7 +49,7 @@ def log_finished(context: TrainingContext, done: int, validator: Validator, host
         note(f"Validate again:  {hints.command('validation', *hints.restoring(folder))}")
     longer = length.extension_flags(run.options.training.iterations is not None)
     if done < length.iterations:
-        longer = ["--patience", str(2 * validator.without_gain)]
+        longer = ["--patience", str(2 * validator.without_gain)] if done else ["--epochs", f"{length.epochs:g}"]
     if longer:
         note(f"Train further:   {hints.command('restore', *hints.resuming(context.team.cluster, folder), *longer)}")
 

@@ -11,6 +11,7 @@ from cnn_harness.harness.checkpoints.checkpoint import Checkpoint
 from cnn_harness.harness.checkpoints.read import Tensors
 from cnn_harness.harness.programs import build_or_load
 from cnn_harness.harness.run import validations
+from cnn_harness.harness.run.recorded_arguments import ends_untrained
 from cnn_harness.harness.run.run import Run
 from cnn_harness.harness.training.run_dir import TrainingContext
 
@@ -95,9 +96,17 @@ class Validator:
         return validations.without_gain(self._ordered)
 
     @property
-    def ends_run(self) -> bool:
-        """True if the accuracy has not improved for --patience validations."""
-        return validations.patience_is_over(self._ordered, self._context.run.options.checkpoint.patience)
+    def reason_to_end(self) -> str | None:
+        """The reason why the run ends before its last update; None if it does not."""
+        patience = self._context.run.options.checkpoint.patience
+        if ends_untrained(self._context.run, self._context.recorded):
+            return "the trial found that training does not help (--epochs N trains nevertheless)"
+        if not validations.patience_is_over(self._ordered, patience):
+            return None
+        unbeaten, times = self.unbeaten, f"{patience} validation{'s' * (patience > 1)}"
+        return (
+            f"{times} did not improve on the accuracy of {unbeaten['name']}, {float(unbeaten['val_acc']):.2f}% (--patience)"
+        )
 
     @property
     def newest(self) -> Mapping[str, Any] | None:

@@ -252,7 +252,8 @@ def test_program_returns_exit_code_and_one_line(script, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words", [("train.py", "--config=quickstart"), ("poprun.py", "--help"), ("-m", "cnn_harness", "import-weights", "--help")]
+    "words",
+    [("train.py", "--config=quickstart"), ("poprun.py", "--help"), ("-m", "cnn_harness", "import-weights", "--help")],
 )
 def test_missing_packages_are_one_line(words):
     """The system's Python, as in `python train.py`, ended with a traceback."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cnn_harness.harness.programs.linear_classifier import choose_penalty, fit
+from cnn_harness.harness.programs.linear_classifier import FOLDS, choose_penalty, fit, folds
 
 ONES = np.ones(90)  # sample weights
 
@@ -60,3 +60,29 @@ def test_eight_bits_hold_the_weights():
     step = np.abs(kernel).max(0) / 127
     exact, rounded = (x @ each + bias for each in (kernel, np.rint(kernel / step) * step))
     assert np.abs(rounded - exact).max() < 0.1 * exact.std()
+
+
+def test_folds_keep_series_and_copies_together():
+    """Files of a class are in the order of their names, so copies and images of a series are neighbours."""
+    random = np.random.default_rng(3)
+    for series in (1, 2, 3, 5):
+        scenes = random.normal(size=(120 // series, 16))
+        x = np.repeat(scenes, series, axis=0) + 1e-3 * random.normal(size=(120 // series * series, 16))
+        labels = np.arange(len(x)) * 3 // len(x)
+        fold = folds(x, labels)
+        for label in range(3):
+            own = fold[labels == label]
+            assert (np.diff(own) >= 0).all() and set(own) == set(range(FOLDS))  # blocks; every fold has every class
+        by_scene = fold[: 40 // series * series].reshape(-1, series)
+        assert (by_scene == by_scene[:, :1]).all()
+    for count in range(1, 12):
+        fold = folds(random.normal(size=(count, 4)), np.zeros(count, int))
+        assert fold[0] == 0 and (np.diff(fold) >= 0).all() and len(set(fold)) == min(count, FOLDS)
+
+
+def test_accuracy_in_cross_validation_holds_for_other_series():
+    """Each scene was photographed four times, with one of three random labels. So an unseen scene is guessed."""
+    random = np.random.default_rng(4)
+    scenes, of_scene = random.normal(size=(60, 30)), np.arange(60) % 3
+    x = (np.repeat(scenes, 4, axis=0) + 0.01 * random.normal(size=(240, 30))).astype(np.float32)
+    assert choose_penalty(x, np.repeat(of_scene, 4), 3, np.ones(240))[1] < 60
