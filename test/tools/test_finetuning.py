@@ -17,6 +17,7 @@ from cnn_harness.harness.training import fitting
 from cnn_harness.tools import survey
 
 SMALL = ("--image-size", 96, "--batch-size", 4, "--seed", 3)  # Lite0 takes them too
+TINY = ("--image-size", 32, "--batch-size", 10, "--seed", 3)
 COLOURS = {"blue": (20, 40, 220), "green": (30, 200, 60)}
 
 
@@ -131,14 +132,15 @@ def test_damaged_best_checkpoint_falls_back_to_newest(tmp_path):
 def test_decision_against_training_is_kept(tmp_path, monkeypatch):
     """A call that was killed in the trial decides again; later calls keep the decision, unless they give --epochs."""
     top, logs = write_images(tmp_path / "photos"), tmp_path / "logs"
-    call = (top, *SMALL, "--lr", 1, "--warmup-epochs", 0, "--logs-path", logs)
+    call = (top, *TINY, "--lr", 1, "--warmup-epochs", 0, "--logs-path", logs)
 
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
         patched.setattr(fitting, "_trial", killed)
-        assert finetuned(*call).code
+        with pytest.raises(KeyboardInterrupt):
+            finetuned(*call)
     assert not list(logs.glob("ckpt-*"))
     trials = []
     tried = fitting._trial
@@ -163,7 +165,7 @@ def test_decision_against_training_is_kept(tmp_path, monkeypatch):
 def test_decision_for_training_is_kept(tmp_path, monkeypatch):
     """A call that is killed after the trial, before the first update, trains when it is repeated."""
     top, logs = write_images(tmp_path / "photos"), tmp_path / "logs"
-    call = (top, *SMALL, "--logs-path", logs)
+    call = (top, *TINY, "--logs-path", logs)
     scores = [fitting.Score(50.0, 0.7), fitting.Score(60.0, 0.6)]
     monkeypatch.setattr(fitting, "_trial", lambda *_: scores)
     stopped = finetuned(*call, "--stop-after", 1)
