@@ -36,10 +36,10 @@ class Progress:
         if self._terminal and self._done:
             self._show("\n")
 
-    def advance(self) -> None:
-        """Count one more part of the work as done."""
+    def advance(self, count: int = 1) -> None:
+        """Add `count` to the work done."""
         with self._lock:
-            self._done += 1
+            self._done += count
             now = time.monotonic()
             if now - self._shown >= (_REDRAWN if self._terminal else _LINE_EVERY):
                 self._shown = now
