@@ -184,3 +184,76 @@ def test_found_mixup_plan_trains():
     refused = run(*given)
     assert refused.code == 2 and "--micro-batch-size 1 is too small; give 2 or more" in refused.err
     assert run(*given, "--generated-data").code == run(*given, "--inference").code == 0
+
+
+OWN = """
+mine:
+  kind: GPU
+  devices: 8
+  memory: 24 GB
+  fp16_rate: 142 TFLOP/s
+  fp32_rate: 35.6e12
+  bandwidth: 936 GB/s
+  machine_link: 200 Gbit/s
+twice: {like: A100-8, memory: 160 GB, devices: 16}
+"""
+
+
+def test_own_systems_are_rows_of_the_same_table(tmp_path):
+    """A file has the keys of the table; `like` takes the rest from a row."""
+    file = tmp_path / "own.yml"
+    file.write_text(OWN)
+    words = "--model resnet --model-size 50 --dataset imagenet --micro-batch-size 64 --replicas 16 --precision 16.32"
+    plans = json.loads(succeed("plan", *words.split(), "--system", file, "A100-8", "--json", "-").out)
+    mine, twice, usual = plans
+    assert [(plan["system"], plan["ipus"]) for plan in plans] == [("mine", 8), ("twice", 16), ("A100-8", 8)]
+    assert mine["memory_capacity_bytes"] == 24e9 and twice["memory_capacity_bytes"] == 160e9
+    assert mine["images_per_second"] < usual["images_per_second"] < twice["images_per_second"]
+    told = succeed("systems", file, "POD16").out
+    assert "142.0 TFLOP/s" in told and "25.0 GB/s;" in told and "1,472 with 6 threads and 624 KiB each" in told
+    assert "POD32" in succeed("systems").out
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("mine:\n  devcies: 8", (":2: unknown key 'devcies'; did you mean devices or tiles?", "Available: like, ")),
+        ("mine:\n  like: POD17", (":2: like: POD17 is no system or chip; did you mean POD16",)),
+        ("mine:\n  like: POD16\n  memory: 900 W", (":3: memory is '900 W' but must be a number above 0, such as 80 GB",)),
+        ("mine:\n  like: POD16\n  devices: 1.5", (":3: devices is '1.5' but must be a whole number of 1 or more",)),
+        ("mine:\n  like: POD16\n  matrix_share: 2", (":3: matrix_share is 2 but must be between 0.1 and 0.95",)),
+        ("mine:\n  kind: GPU", (":2: mine has no devices; give it",)),
+        ("", ("the file has no systems",)),
+    ],
+)
+def test_wrong_system_files_name_the_line(text, parts, tmp_path):
+    file = tmp_path / "own.yml"
+    file.write_text(text)
+    for command in (("plan", "--config", "quickstart", "--system", file), ("systems", file)):
+        result = run(*command)
+        assert result.code == 2 and f"{file}" in result.err and "Traceback" not in result.err
+        assert all(part in result.err for part in parts), result.err
+
+
+def test_calibration_reduces_errors(tmp_path):
+    """Rates that a slower system would have are met after the fit, and the printed block can be planned."""
+    trainings = ("--model resnet --model-size 50", "--model resnet --model-size 18", "--model efficientnet --model-size B0")
+    words = [f"{training} --dataset imagenet --micro-batch-size 32 --precision 16.32" for training in trainings]
+    rates = [json.loads(succeed("plan", *each.split(), "--system", "V100-1", "--json", "-").out) for each in words]
+    rows = [f"r{k}: {{rate: {0.8 * rate['images_per_second']}, options: {each}}}" for k, (rate, each) in
+            enumerate(zip(rates, words))]  # fmt: skip
+    file = tmp_path / "rates.yml"
+    file.write_text("\n".join(rows))
+    out = succeed("plan", "--system", "V100-1", "--calibrate", file).out
+    errors = re.findall(r"^r\d.*?([+-][\d.]+)%.*?([+-][\d.]+)%.*?([+-][\d.]+)%$", out, re.MULTILINE)
+    assert len(errors) == 3
+    assert all(float(before) == pytest.approx(25, abs=0.1) and abs(float(fitted)) < 5 for before, fitted, _ in errors)
+    own = tmp_path / "own.yml"
+    own.write_text(out.partition("# for a file that you give as --system\n")[2])
+    slower = json.loads(succeed("plan", *words[0].split(), "--system", own, "--json", "-").out)
+    assert slower["images_per_second"] < 0.9 * rates[0]["images_per_second"]
+    file.write_text("\n".join(rows[:2]))
+    assert "2 measured rates; give 3 or more" in run("plan", "--system", "V100-1", "--calibrate", file).err
+    file.write_text(rows[0].replace("rate:", "rat:"))
+    assert f"{file}:1: unknown key 'rat'; did you mean rate?" in run("plan", "--system", "V100-1", "--calibrate", file).err
+    assert "fits one system" in run("plan", "--calibrate", file).err

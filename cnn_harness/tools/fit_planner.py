@@ -1,48 +1,42 @@
 """Fit the planner's constants to published rates, and draw the remaining errors.
 
 cnn fit-planner [--write] [--svg FILE] [--scaling FILE]
+cnn fit-planner --gpus [--write]
 cnn fit-planner --memory [--write]
 
-`ROWS` lists trainings whose rate and layout were published. The fit finds the most probable constants by bounded
-Gauss-Newton steps on logarithms. The fit assumes that rates are known to 5 %, and constants as well as `constants.py` says.
-"Left out" is the error for a row if the constants are fitted to the rows of all other systems.
+`ROWS` and `GPU_ROWS` list trainings whose rate and layout were published. "Left out" is the error for a row if the
+constants are fitted to the rows of all other systems.
 """
 
 from __future__ import annotations
 
-import math
 import re
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from cnn_harness.base.fields import opt
 from cnn_harness.emulator.cost_model import constants, memory_constants
-from cnn_harness.emulator.cost_model.constants import BOUNDS, FACTORS, NAMES, PRIOR, Constants
-from cnn_harness.emulator.cost_model.kernels import SegmentCosts
+from cnn_harness.emulator.cost_model.constants import BOUNDS, NAMES, PRIOR, Constants
 from cnn_harness.emulator.cost_model.memory_constants import MemoryConstants
-from cnn_harness.emulator.cost_model.prediction import predict
 from cnn_harness.emulator.cost_model.systems import SYSTEMS
 from cnn_harness.harness.commands import answers
 from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.reports import chart, output
 from cnn_harness.harness.reports.chart import ALL, AXIS, BLUE, RED, Box, Dot, Rows
 from cnn_harness.tools.planning import memory_facts, scaling
+from cnn_harness.tools.planning.calibration import Case, fit
 from cnn_harness.tools.planning.plan_options import run_of
 
-RATE_ERROR = 0.05
-STEPS = 30
 SCALED = "mk2_resnet50_mlperf_pod128_lars"
 
 
 class Row(NamedTuple):
     """A published training. `rate` is in images/s; `options` are the options of train.py that reproduce the training.
-    `sdk` is the release of the SDK that was used."""
+    `sdk` is the release of the SDK that was used, or 0 on chips without this SDK."""
 
     name: str
     system: str
@@ -55,7 +49,7 @@ class Row(NamedTuple):
     def family(self) -> str:
         """The kind of network: ResNet-50, or the convolutions and norms of an EfficientNet."""
         words = self.name.partition(",")[0]
-        return words if words.startswith("ResNet") else f"EfficientNet {words.partition(' ')[2]}"
+        return words if not self.sdk or words.startswith("ResNet") else f"EfficientNet {words.partition(' ')[2]}"
 
 
 _MLPERF = "MLPerf Training, logs of the closed division"
@@ -87,6 +81,36 @@ ROWS = (
     Row("B0 G16 LN+PN", "POD16", 24_920, "--config B0-G16-LN_PN-Native_16IPU_2x8", _FIGURE, 2.0),
     Row("B4 G16 LN+PN", "POD16", 4_179, "--config B4-G16-LN_PN-Native_16IPU_4x4", _FIGURE, 2.0),
 )  # fmt: skip
+_NVIDIA = "NVIDIA's readmes of ResNet-50 v1.5, ResNeXt-101 and EfficientNet"
+_TRAINED = "--dataset imagenet --eight-bit-io --optimiser momentum --batch-norm"
+_MIXED, _FP32 = "mixed precision", "TF32 or FP32"
+# Network: options, and micro-batches in mixed precision and in FP32. NVIDIA does not print those of EfficientNet.
+_ON_GPUS = {
+    "ResNet-50": ("--model resnet --model-size 50", 256, 256),
+    "ResNeXt-101": ("--model resnext --model-size 101", 128, 64),
+    "EfficientNet-B0": ("--model efficientnet --model-size B0", 256, 256),
+    "EfficientNet-B4": ("--model efficientnet --model-size B4", 64, 64),
+}
+_GPU_RATES = (
+    ("ResNet-50", "A100-1", 938, 2_470), ("ResNet-50", "A100-8", 7_248, 16_621),
+    ("ResNet-50", "V100-1", 367, 1_200), ("ResNet-50", "V100-8", 2_855, 8_322),
+    ("ResNeXt-101", "A100-40GB-1", 300.4, 908.4), ("ResNeXt-101", "A100-40GB-8", 2_380.5, 6_887.6),
+    ("EfficientNet-B0", "A100-1", 1_078, 2_489), ("EfficientNet-B0", "A100-8", 8_193, 16_652),
+    ("EfficientNet-B4", "A100-1", 157, 331), ("EfficientNet-B4", "A100-8", 1_223, 2_570),
+    ("EfficientNet-B4", "A100-16", 2_417, 4_813),
+)  # fmt: skip
+
+
+def _gpu_rows() -> Iterator[Row]:
+    """Yield the published trainings on GPUs."""
+    for network, system, *rates in _GPU_RATES:
+        options, *batches = _ON_GPUS[network]
+        for words, rate, batch, precision in zip((_FP32, _MIXED), rates, reversed(batches), ("32.32", "16.32")):
+            layout = f"--micro-batch-size {batch} --precision {precision} --replicas {SYSTEMS[system].devices}"
+            yield Row(f"{network}, {words}", system, rate, f"{_TRAINED} {options} {layout}", _NVIDIA, 0.0)
+
+
+GPU_ROWS = tuple(_gpu_rows())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +118,7 @@ class FitOptions(answers.OwnOptions):
     """The options of cnn fit-planner."""
 
     write: bool = opt(False, "write the constants to emulator/cost_model")
+    gpus: bool = opt(False, "fit the constants of GPUs instead")
     memory: bool = opt(False, "fit the constants of memory to published facts instead")
     svg: str | None = opt(None, "draw the error of each predicted rate", metavar="FILE")
     scaling: str | None = opt(None, f"draw the scaling of the configuration {SCALED}", metavar="FILE")
@@ -108,12 +133,13 @@ def main(call: Call) -> int:
             output.check(file, output.SVG)
     if arguments.memory:
         return _fit_memory(arguments.write)
-    cases = [Case(row) for row in ROWS]
+    rows = GPU_ROWS if arguments.gpus else ROWS
+    cases = [case_of(row) for row in rows]
     fitted = fit(cases)
     inside, left_out = [case.error(fitted) for case in cases], errors_of_systems(cases, fitted)
-    print(report(fitted, inside, left_out))
+    print(report(rows, fitted, inside, left_out))
     if arguments.write:
-        _write(fitted)
+        _write(fitted, "GPU" if arguments.gpus else "FITTED")
     if arguments.svg:
         output.write_atomically(arguments.svg, svg(inside, left_out), output.SVG)
     if arguments.scaling:
@@ -137,68 +163,32 @@ def _fit_memory(write: bool) -> int:
 
 def errors_of_systems(cases: Sequence[Case], start: Constants) -> list[float]:
     """Return the error of each case if the constants are fitted without all cases of its system."""
-    systems = {case.row.system for case in cases}
-    others = {name: fit([case for case in cases if case.row.system != name], start) for name in systems}
-    return [case.error(others[case.row.system]) for case in cases]
+    systems = {case.system.name for case in cases}
+    others = {name: fit([case for case in cases if case.system.name != name], start) for name in systems}
+    return [case.error(others[case.system.name]) for case in cases]
 
 
-class Case:
-    """A row with its workload. The work of its operations is counted once, for all constants."""
-
-    def __init__(self, row: Row) -> None:
-        self.row, self.system = row, SYSTEMS[row.system]
-        self.workload = replace(run_of(Call.of_words(row.options.split(), "train")).run.workload(), sdk=row.sdk)
-        self._costs = SegmentCosts(self.workload, self.system.ipu, PRIOR)
-
-    def error(self, values: Constants) -> float:
-        """Return the predicted rate divided by the published rate, minus 1."""
-        costs = self._costs.with_constants(values)
-        return predict(self.workload, self.system, values, costs).timing.images_per_second / self.row.rate - 1
+def case_of(row: Row) -> Case:
+    """Return the row with its workload and system."""
+    workload = run_of(Call.of_words(row.options.split(), "train")).run.workload()
+    return Case(row.name, row.rate, replace(workload, sdk=row.sdk or None), SYSTEMS[row.system])
 
 
-def fit(cases: Sequence[Case], start: Constants = PRIOR) -> Constants:
-    """Return the most probable constants for these cases."""
-    x = np.log([getattr(start, name) for name in NAMES])
-    prior = np.log([getattr(PRIOR, name) for name in NAMES])
-    widths = np.log([FACTORS[name] for name in NAMES])
-    low, high = np.log(np.array([BOUNDS[name] for name in NAMES]).T)
-
-    def residuals(x: np.ndarray) -> np.ndarray:
-        values = Constants(**dict(zip(NAMES, np.exp(x))))
-        rates = [math.log1p(case.error(values)) / RATE_ERROR for case in cases]
-        return np.array([*rates, *(x - prior) / widths])
-
-    damping, now = 1e-2, residuals(x)
-    for _ in range(STEPS):
-        slopes = np.stack([(residuals(x + 1e-4 * unit) - now) / 1e-4 for unit in np.eye(len(x))], axis=1)
-        step = np.linalg.solve(slopes.T @ slopes + damping * np.eye(len(x)), -slopes.T @ now)
-        moved = np.clip(x + step, low, high)
-        then = residuals(moved)
-        if then @ then < now @ now:
-            done = now @ now - then @ then < 1e-6
-            x, now, damping = moved, then, damping / 3
-            if done:
-                break
-        else:
-            damping *= 10
-    return Constants(**{name: float(f"{value:.4g}") for name, value in zip(NAMES, np.exp(x))})
-
-
-def report(fitted: Constants, inside: Sequence[float], left_out: Sequence[float]) -> str:
+def report(rows: Sequence[Row], fitted: Constants, inside: Sequence[float], left_out: Sequence[float]) -> str:
     """Return the constants, both errors of each row, and a summary for each system and each family of networks."""
     lines = [f"{name:16s} {getattr(fitted, name):10.4g}  (prior {getattr(PRIOR, name):g}, {BOUNDS[name][0]:g} to "
              f"{BOUNDS[name][1]:g})" for name in NAMES]  # fmt: skip
-    lines += ["", f"{'training':28s} {'system':10s} {'published':>9s}  {'fitted':>7s}  {'left out':>8s}"]
-    for row, first, second in zip(ROWS, inside, left_out):
-        lines.append(f"{row.name:28s} {row.system:10s} {row.rate:9,.0f}  {100 * first:+6.1f}%  {100 * second:+7.1f}%")
+    width = max(28, *(len(row.name) for row in rows))
+    lines += ["", f"{'training':{width}s} {'system':11s} {'published':>9s}  {'fitted':>7s}  {'left out':>8s}"]
+    for row, first, second in zip(rows, inside, left_out):
+        lines.append(f"{row.name:{width}s} {row.system:11s} {row.rate:9,.0f}  {100 * first:+6.1f}%  {100 * second:+7.1f}%")
     lines += ["", f"{'size of the errors in %':30s} {'rows':>4s}  {'fitted':^24s}  {'left out':^24s}",
               f"{'':30s} {'':4s}  " + 2 * f"{'median':>8s}{'mean':>8s}{'largest':>8s}  "]  # fmt: skip
-    groups = {"all": ROWS}
-    for row in ROWS:
+    groups = {"all": list(range(len(rows)))}
+    for row in rows:
         for group in (row.system, row.family):
-            groups[group] = tuple(other for other in ROWS if group in (other.system, other.family))
-    for group, rows in groups.items():
-        chosen = [k for k, row in enumerate(ROWS) if row in rows]
+            groups[group] = [k for k, other in enumerate(rows) if group in (other.system, other.family)]
+    for group, chosen in groups.items():
         sizes = "  ".join(_sizes([errors[k] for k in chosen]) for errors in (inside, left_out))
         lines.append(f"{group:30s} {len(chosen):4d}  {sizes}")
     return "\n".join(lines)
@@ -221,10 +211,10 @@ def svg(inside: Sequence[float], left_out: Sequence[float]) -> str:
     return chart.figure([panel], "Error of the predicted rate (images/s)")
 
 
-def _write(fitted: Constants) -> None:
-    values = "".join(f"    {name}={getattr(fitted, name):g},\n" for name in NAMES)
-    _replace(constants.__file__, r"FITTED = .*", f"FITTED = Constants(\n{values})\n")
-    constants.FITTED = replace(fitted)
+def _write(fitted: Constants, name: str) -> None:
+    values = "".join(f"    {each}={getattr(fitted, each):g},\n" for each in NAMES)
+    _replace(constants.__file__, rf"(?<=\n{name} = )Constants\(.*?\n\)", f"Constants(\n{values})")
+    setattr(constants, name, replace(fitted))
 
 
 def _call(each: MemoryConstants) -> str:

@@ -15,7 +15,7 @@ from cnn_harness.emulator.cost_model.prediction import predict
 from cnn_harness.harness.commands import answers
 from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.reports import output
-from cnn_harness.tools.planning import plan_options, plan_page, plan_table, planned_config
+from cnn_harness.tools.planning import calibration, plan_options, plan_page, plan_table, planned_config
 from cnn_harness.tools.planning.plan_options import PlanRequest
 from cnn_harness.tools.planning.planned_config import Planned
 
@@ -23,6 +23,9 @@ from cnn_harness.tools.planning.planned_config import Planned
 def main(call: Call) -> int:
     """Predict every configuration on every system, and print and write the results; return the exit code."""
     request = plan_options.parse(call)
+    if request.calibrate:
+        print(calibration.report(request.calibrate, request.systems[0]))
+        return 0
     planned = planned_config.fastest(request) if request.search else plan(request)
     if request.html:
         output.write_atomically(request.html, plan_page.render(planned), output.PAGE)

@@ -88,6 +88,10 @@ COMMANDS = {
         module="tools.plan", written="cnn plan", takes="train",
         help="predict memory, speed and duration of a training run on a POD",
     ),
+    "systems": Command(
+        module="tools.systems", written="cnn systems",
+        help="print the facts of the systems that cnn plan knows",
+    ),
     "runs": Command(
         module="tools.runs", written="cnn runs",
         help="list the runs below a folder, and delete some",

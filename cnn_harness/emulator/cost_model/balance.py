@@ -9,12 +9,14 @@ from itertools import accumulate, pairwise
 from cnn_harness.emulator.cost_model.constants import FITTED
 from cnn_harness.emulator.cost_model.kernels import SegmentCosts
 from cnn_harness.emulator.cost_model.prediction import predict
-from cnn_harness.emulator.cost_model.systems import MK2, System
+from cnn_harness.emulator.cost_model.systems import MK2, SYSTEMS
 from cnn_harness.emulator.cost_model.workload import Workload
 from cnn_harness.emulator.plan import partition
 from cnn_harness.emulator.plan.partition import Stages
 
-_ENOUGH = System(name="any", ipu=MK2, ipus=1 << 20)  # the size of the system changes neither memory nor time of a stage.
+_ENOUGH = replace(
+    SYSTEMS["POD256"], name="any", devices=1 << 20
+)  # the size of the system changes neither memory nor time of a stage.
 
 
 def balanced(workload: Workload) -> Workload:

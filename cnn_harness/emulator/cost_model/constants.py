@@ -17,13 +17,15 @@ def _constant(prior: float, low: float, high: float, factor: float = 2.0) -> Any
 
 @dataclass(frozen=True, kw_only=True)
 class Constants:
-    """The constants, for one tile of an IPU. Before the fit, each is known to a factor of two, and `release_time` to 2 %.
-    The prior of `gateway_seconds` is from published rates: updates on more than 64 IPUs take 2 to 4 ms more.
+    """The constants, for one tile of an IPU, or for a chip without tiles, whose cycles are nanoseconds.
+
+    Before the fit, each is known to a factor of two, and `release_time` to 2 %. The prior of `gateway_seconds` is from
+    published rates: updates on more than 64 IPUs take 2 to 4 ms more.
 
     * `matrix_share` is the fraction of their peak that matrix units reach in a convolution.
     * `narrow_share` is the same fraction for SLIC and vector kernels, which compute convolutions of few channels per group.
     * `exchange_share` is the fraction of the exchange's rate that rearranged tensors reach.
-    * `memory_bytes` is the number of bytes per cycle that elementwise operations read and write.
+    * `memory_share` is the fraction of the memory's rate that elementwise operations reach.
     * `function_cycles` is the number of cycles that a sigmoid or swish takes for each element.
     * `launch_cycles` is the number of cycles to synchronise, exchange and start one compute set.
     * `update_seconds` is the time that loops and the host add to every update, whatever the IPU's clock.
@@ -35,9 +37,9 @@ class Constants:
     matrix_share: float = _constant(0.4, 0.1, 0.95)
     narrow_share: float = _constant(0.3, 0.05, 0.95)
     exchange_share: float = _constant(0.5, 0.1, 1.0)
-    memory_bytes: float = _constant(8.0, 2.0, 24.0)
+    memory_share: float = _constant(0.33, 0.08, 1.0)
     function_cycles: float = _constant(8.0, 1.0, 20.0)
-    launch_cycles: float = _constant(1500.0, 300.0, 8000.0)
+    launch_cycles: float = _constant(1500.0, 300.0, 10000.0)
     update_seconds: float = _constant(2e-3, 2e-4, 2e-2)
     gateway_seconds: float = _constant(1e-3, 2e-5, 1e-2)
     release_time: float = _constant(0.98, 0.9, 1.0, 1.02)
@@ -48,12 +50,24 @@ NAMES = tuple(each.name for each in fields(Constants))
 PRIOR = Constants(**{each.name: each.metadata["prior"] for each in fields(Constants)})
 FACTORS = {each.name: each.metadata["factor"] for each in fields(Constants)}
 BOUNDS = {each.name: (each.metadata["low"], each.metadata["high"]) for each in fields(Constants)}
+GPU = Constants(
+    matrix_share=0.95,
+    narrow_share=0.2342,
+    exchange_share=0.134,
+    memory_share=1,
+    function_cycles=20,
+    launch_cycles=4502,
+    update_seconds=0.001832,
+    gateway_seconds=0.001,
+    release_time=0.98,
+    proportion_power=0.1,
+)
 FITTED = Constants(
-    matrix_share=0.5931,
+    matrix_share=0.593,
     narrow_share=0.3051,
     exchange_share=0.7842,
-    memory_bytes=7.973,
-    function_cycles=8.809,
+    memory_share=0.3289,
+    function_cycles=8.81,
     launch_cycles=1152,
     update_seconds=0.002885,
     gateway_seconds=0.0009381,

@@ -19,7 +19,7 @@ from functools import cache
 from typing import NamedTuple
 
 from cnn_harness.emulator.cost_model.constants import Constants
-from cnn_harness.emulator.cost_model.systems import Ipu
+from cnn_harness.emulator.cost_model.systems import Device
 from cnn_harness.emulator.cost_model.workload import DEFAULT_PROPORTION, EXCHANGE_TARGETS, Workload
 from cnn_harness.emulator.network.network import PRODUCTS, Node
 from cnn_harness.Models._norms import GroupNorm
@@ -96,22 +96,23 @@ class Work(NamedTuple):
     def __add__(self, other: Work) -> Work:
         return Work(*map(operator.add, self, other))
 
-    def cycles(self, constants: Constants, proportion: float = DEFAULT_PROPORTION) -> Cycles:
-        """Return the cycles with these constants. `proportion` is the fraction of tile memory for temporaries."""
+    def cycles(self, device: Device, constants: Constants, proportion: float = DEFAULT_PROPORTION) -> Cycles:
+        """Return the cycles on a chip with these constants. `proportion` is the fraction of tile memory for temporaries."""
         slow = (DEFAULT_PROPORTION / proportion) ** constants.proportion_power
         return Cycles(
             matrix=slow * (self.matrix / constants.matrix_share + self.narrow / constants.narrow_share),
             exchange=slow * self.exchange / constants.exchange_share,
-            elements=self.accessed / constants.memory_bytes + self.functions * constants.function_cycles,
+            elements=self.accessed / (device.bandwidth * constants.memory_share)
+            + self.functions * constants.function_cycles / device.lanes,
             launches=self.launches * constants.launch_cycles,
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kernels:
-    """The kernels on an IPU. `tiles` is the number of tiles that compute."""
+    """The kernels on a chip. `tiles` is the number of tiles that compute."""
 
-    ipu: Ipu
+    device: Device
     tiles: int
     batch: int
     bytes_per_element: int
@@ -120,12 +121,12 @@ class Kernels:
     exchange_time: float = 1.0  # --internal-exchange-optimisation-target changes this factor on the time of exchange.
 
     @classmethod
-    def of(cls, workload: Workload, ipu: Ipu) -> Kernels:
+    def of(cls, workload: Workload, device: Device) -> Kernels:
         """Return the kernels for a workload's micro-batch."""
         options = workload.plan.options
         return cls(
-            ipu=ipu,
-            tiles=ipu.computing_tiles(options.num_io_tiles),
+            device=device,
+            tiles=device.computing_tiles(options.num_io_tiles),
             batch=workload.plan.micro_batch_size,
             bytes_per_element=workload.bytes_per_element,
             half_partials=options.enable_half_partials,
@@ -176,31 +177,38 @@ class Kernels:
         block = _block((positions, ins, outs), self.tiles)
         macs = math.prod(block) * kernel**2
         moved = block[0] * (block[1] + block[2]) + block[1] * block[2] * kernel**2
-        exchange = self.exchange_time * moved * self.bytes_per_element / self.ipu.exchange
+        exchange = self.exchange_time * moved * self.bytes_per_element / self.device.exchange
         matrix, narrow = self._rates(ins, outs, kernel, weights)
+        if not self.device.tiled:  # such chips read memory while they multiply, so the slower of the two counts.
+            if exchange > macs / max(matrix, narrow):
+                return Work(exchange=exchange, launches=launches)
+            exchange = 0.0
         if narrow > matrix:
             return Work(narrow=macs / narrow, exchange=exchange, launches=launches)
         return Work(matrix=macs / matrix, exchange=exchange, launches=launches)
 
     def _rates(self, ins: int, outs: int, kernel: int, weights: bool) -> tuple[float, float]:
-        """Return the multiply-adds per cycle of a tile's matrix units, and of its SLIC or vector kernels."""
-        filled = _filled(ins) * _filled(outs)
+        """Return the multiply-adds per cycle of a tile's matrix units, and of its SLIC or vector kernels. Chips without
+        tiles have neither SLIC kernels nor slower FP32 partial sums."""
+        filled, vectors = _filled(ins) * _filled(outs), self.device.vector_macs
         if self.bytes_per_element > 2:
-            return self.ipu.single_macs * filled, 0.0
-        matrix = self.ipu.half_macs * filled * (1 if self.half_partials else PARTIALS_SHARE)
+            return self.device.single_macs * filled, vectors or 0.0
+        if vectors:
+            return self.device.half_macs * filled, vectors
+        matrix = self.device.half_macs * filled * (1 if self.half_partials else PARTIALS_SHARE)
         if weights or ins not in SLIC_CHANNELS or ins != outs:
             return matrix, VERTICAL_MACS
         fours = kernel / (4 * math.ceil(kernel / 4))
-        return matrix, 8 * ins * fours * self.ipu.half_macs / 64
+        return matrix, 8 * ins * fours * self.device.half_macs / 64
 
 
 class SegmentCosts:
     """The cycles of each segment (block of layers), forward and backward. They are computed once for each memory
     proportion."""
 
-    def __init__(self, workload: Workload, ipu: Ipu, constants: Constants) -> None:
+    def __init__(self, workload: Workload, device: Device, constants: Constants) -> None:
         self._network, self._training = workload.network, workload.training
-        self._kernels, self._constants = Kernels.of(workload, ipu), constants
+        self._kernels, self._constants = Kernels.of(workload, device), constants
         self._counted: dict[str, tuple[Work, Work]] = {}
         self._known: dict[tuple[str, float], tuple[Cycles, Cycles]] = {}
 
@@ -215,7 +223,8 @@ class SegmentCosts:
         if (segment, proportion) not in self._known:
             forward, backward = self._work(segment)
             self._known[segment, proportion] = (
-                forward.cycles(self._constants, proportion), backward.cycles(self._constants, proportion)
+                forward.cycles(self._kernels.device, self._constants, proportion),
+                backward.cycles(self._kernels.device, self._constants, proportion),
             )  # fmt: skip
         return self._known[segment, proportion]
 

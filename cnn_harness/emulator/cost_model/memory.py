@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from cnn_harness.emulator.cost_model.kernels import launches
 from cnn_harness.emulator.cost_model.memory_constants import MEMORY, MemoryConstants
-from cnn_harness.emulator.cost_model.systems import Ipu
+from cnn_harness.emulator.cost_model.systems import Device
 from cnn_harness.emulator.cost_model.workload import EXCHANGE_TARGETS, Workload
 from cnn_harness.emulator.network.network import PRODUCTS, Node
 from cnn_harness.emulator.plan.lifetimes import alive, kept_by_each
@@ -84,22 +84,24 @@ class IpuSizes:
         )
 
 
-def of_ipus(workload: Workload, ipu: Ipu, constants: MemoryConstants = MEMORY) -> tuple[IpuMemory, ...]:
+def of_ipus(workload: Workload, device: Device, constants: MemoryConstants = MEMORY) -> tuple[IpuMemory, ...]:
     """Return the memory of each IPU of a replica. Each stage has an IPU, or all stages share one."""
-    return tuple(each.memory(constants) for each in sizes(workload, ipu))
+    return tuple(each.memory(constants) for each in sizes(workload, device))
 
 
-def sizes(workload: Workload, ipu: Ipu) -> tuple[IpuSizes, ...]:
+def sizes(workload: Workload, device: Device) -> tuple[IpuSizes, ...]:
     """Return what each IPU of a replica holds."""
     stages = range(len(workload.plan.stages))
-    return tuple(_sizes(workload, ipu, own) for own in ([stages] if workload.one_device else [[stage] for stage in stages]))
+    return tuple(
+        _sizes(workload, device, own) for own in ([stages] if workload.one_device else [[stage] for stage in stages])
+    )
 
 
-def _sizes(workload: Workload, ipu: Ipu, stages: Sequence[int]) -> IpuSizes:
+def _sizes(workload: Workload, device: Device, stages: Sequence[int]) -> IpuSizes:
     """Return what an IPU with these stages holds."""
     plan, options, precision = workload.plan, workload.plan.options, workload.plan.precision
     operations = [operation for stage in stages for operation in workload.operations(stage)]
-    share = ipu.tiles / ipu.computing_tiles(options.num_io_tiles)
+    share = device.tiles / device.computing_tiles(options.num_io_tiles)
     stored = [(precision.stored_format(v).bytes, v.elements) for o in operations for v in o.variables]
     compute = precision.compute.bytes
     state, gradients = 0, [0]
@@ -116,7 +118,7 @@ def _sizes(workload: Workload, ipu: Ipu, stages: Sequence[int]) -> IpuSizes:
     images = (1 + prefetched) * plan.micro_batch_size * workload.image_bytes if 0 in stages and workload.from_host else 0
     passes = 1 + workload.training  # recomputation shares the code of the forward pass.
     moments = _of_training(workload, stages) if workload.training else _of_inference(workload, stages)
-    limits = {stage: workload.proportion(stage) * ipu.memory for stage in stages}
+    limits = {stage: workload.proportion(stage) * device.memory for stage in stages}
     return IpuSizes(
         weights=share * sum(min(size, compute) * elements for size, elements in stored),
         optimiser_state=share * state,
@@ -124,7 +126,7 @@ def _sizes(workload: Workload, ipu: Ipu, stages: Sequence[int]) -> IpuSizes:
         images=images,
         launches=EXCHANGE_TARGETS[options.internal_exchange_optimisation_target][1]
         * sum(sum(launches(operation)[:passes]) for operation in operations),
-        tiles=ipu.tiles,
+        tiles=device.tiles,
         moments=_largest(
             Moment(share * compute * waiting, share * compute * active, compute * product, limits[stage])
             for stage, waiting, active, product in moments

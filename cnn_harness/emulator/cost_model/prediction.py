@@ -8,7 +8,7 @@ from typing import Any
 
 from cnn_harness.base.errors import OptionError
 from cnn_harness.emulator.cost_model import memory
-from cnn_harness.emulator.cost_model.constants import FITTED, Constants
+from cnn_harness.emulator.cost_model.constants import Constants
 from cnn_harness.emulator.cost_model.kernels import SegmentCosts
 from cnn_harness.emulator.cost_model.memory import IpuMemory, IpuSizes
 from cnn_harness.emulator.cost_model.memory_constants import AGREEING, MEMORY
@@ -28,7 +28,7 @@ class Prediction:
 
     @cached_property
     def _sizes(self) -> tuple[IpuSizes, ...]:
-        return memory.sizes(self.workload, self.system.ipu)
+        return memory.sizes(self.workload, self.system.device)
 
     @cached_property
     def memories(self) -> tuple[IpuMemory, ...]:
@@ -38,7 +38,7 @@ class Prediction:
     @property
     def capacity(self) -> int:
         """The bytes of memory on an IPU."""
-        return self.system.ipu.memory
+        return self.system.device.memory
 
     @property
     def fullest(self) -> IpuMemory:
@@ -93,7 +93,7 @@ class Prediction:
         stages = range(len(plan.stages))
         return {
             "system": self.system.name,
-            "ipu": self.system.ipu.name,
+            "ipu": self.system.device.name,
             "ipus": plan.ipus,
             "sdk": timing.sdk,
             "fits": self.fits,
@@ -133,18 +133,19 @@ class Prediction:
 def check_tiles(workload: Workload, system: System) -> None:
     """Raise OptionError if --num-io-tiles reserves all tiles of an IPU."""
     io_tiles = workload.plan.options.num_io_tiles
-    if io_tiles >= system.ipu.tiles:
+    if system.device.tiled and io_tiles >= system.device.tiles:
         raise OptionError(
-            f"--num-io-tiles {io_tiles} leaves none of the {system.ipu.tiles} tiles of a {system.ipu.name} IPU to compute; "
-            f"give {memory.USUAL_IO_TILES} to 192"
+            f"--num-io-tiles {io_tiles} leaves none of the {system.device.tiles} tiles of a {system.device.name} IPU to "
+            f"compute; give {memory.USUAL_IO_TILES} to 192"
         )
 
 
 def predict(
-    workload: Workload, system: System, constants: Constants = FITTED, costs: SegmentCosts | None = None
+    workload: Workload, system: System, constants: Constants | None = None, costs: SegmentCosts | None = None
 ) -> Prediction:
     """Return the predicted memory and time in milliseconds. `costs` can be shared by plans with the same network,
-    micro-batch, precision and system."""
-    costs = costs or SegmentCosts(workload, system.ipu, constants)
+    micro-batch, precision and system. By default, the constants are those of the system."""
+    constants = constants or system.constants
+    costs = costs or SegmentCosts(workload, system.device, constants)
     timing = Timing(workload=workload, system=system, constants=constants, costs=costs)
     return Prediction(workload=workload, system=system, timing=timing)

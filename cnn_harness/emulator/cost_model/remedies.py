@@ -25,7 +25,7 @@ def remedies(prediction: Prediction, accumulation: int | None) -> tuple[str, ...
         return ()
     helping = []
     for words, workload in _candidates(prediction, accumulation):
-        most = max(each.total for each in memory.of_ipus(workload, prediction.system.ipu))
+        most = max(each.total for each in memory.of_ipus(workload, prediction.system.device))
         if most < (1 - LEAST) * prediction.fullest.total:
             helping.append((most > prediction.capacity, words))
     return tuple(words for _, words in sorted(helping, key=lambda each: each[0]))
@@ -64,7 +64,7 @@ def _pipelined(prediction: Prediction) -> Iterator[tuple[str, Workload]]:
     """Yield options for twice as many stages, with the workload, if the system has enough IPUs."""
     workload, plan = prediction.workload, prediction.workload.plan
     count = 2 * plan.options.shards
-    if count > variants.LARGEST_PIPELINE or 2 * plan.ipus > prediction.system.ipus:
+    if count > variants.LARGEST_PIPELINE or 2 * plan.ipus > prediction.system.devices:
         return
     costs = prediction.timing.costs
     try:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from cnn_harness.emulator.cost_model import variants
 from cnn_harness.emulator.cost_model.balance import neighbours, restaged
-from cnn_harness.emulator.cost_model.constants import FITTED, Constants
+from cnn_harness.emulator.cost_model.constants import Constants
 from cnn_harness.emulator.cost_model.kernels import SegmentCosts
 from cnn_harness.emulator.cost_model.prediction import Prediction, predict
 from cnn_harness.emulator.cost_model.systems import System
@@ -40,9 +40,9 @@ class Found:
         return self.frontier[0] if self.frontier else None
 
 
-def search(workload: Workload, system: System, constants: Constants = FITTED) -> Found:
+def search(workload: Workload, system: System) -> Found:
     """Return the fastest plans for the workload's global batch. A plan may leave IPUs of the system idle."""
-    looked_at, frontier = 1, Frontier()
+    looked_at, frontier, constants = 1, Frontier(), system.constants
     frontier.add(predict(workload, system, constants))  # _combinations has no plans with several stages on one IPU.
     for candidates in _combinations(workload, system, constants):
         for prediction in candidates:
@@ -91,10 +91,10 @@ def _combinations(workload: Workload, system: System, constants: Constants) -> I
     given = plan.options.available_memory_proportion[:1]
     for micro_batch_size in _micro_batches(workload):
         sized = replace(workload, plan=replace(plan, micro_batch_size=micro_batch_size))
-        costs = SegmentCosts(sized, system.ipu, constants)
+        costs = SegmentCosts(sized, system.device, constants)
         count = 1
-        while count <= min(system.ipus, variants.LARGEST_PIPELINE):
-            replicas = _replicas(plan, micro_batch_size, system.ipus // count)
+        while count <= min(system.devices, variants.LARGEST_PIPELINE):
+            replicas = _replicas(plan, micro_batch_size, system.devices // count)
             if replicas:
                 try:
                     stages = partition.automatic(workload.network, count, costs=costs.totals(sized.proportion(0)))

@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 
 from cnn_harness.emulator.cost_model.constants import Constants
 from cnn_harness.emulator.cost_model.kernels import Cycles, SegmentCosts, Work
-from cnn_harness.emulator.cost_model.systems import FIRST_SDK, GATEWAY_LINK, HOST_LINK, LAST_SDK, MACHINE, STREAMING, System
+from cnn_harness.emulator.cost_model.systems import FIRST_SDK, LAST_SDK, System
 from cnn_harness.emulator.cost_model.workload import Workload
 from cnn_harness.emulator.plan import schedules
 from cnn_harness.emulator.plan.schedules import BACKWARD, FORWARD, Action
@@ -61,16 +61,18 @@ class Timing:
         return cells
 
     def _cell(self, cycles: Cycles) -> Cell:
-        return Cell(cycles, cycles.total * self._software / self.system.ipu.clock)
+        return Cell(cycles, cycles.total * self._software / self.system.device.clock)
 
     @property
-    def sdk(self) -> float:
-        """The release of the SDK for which times are predicted: the nearest to the requested one with published rates."""
-        return min(max(self.workload.sdk or FIRST_SDK, self.system.ipu.sdk), LAST_SDK)
+    def sdk(self) -> float | None:
+        """The release of the SDK for which times are predicted: the nearest to the requested one with published rates. None
+        for a chip without this SDK."""
+        first = self.system.device.sdk
+        return first and min(max(self.workload.sdk or FIRST_SDK, first), LAST_SDK)
 
     @property
     def _software(self) -> float:
-        return self.constants.release_time ** (10 * (self.sdk - FIRST_SDK))
+        return self.constants.release_time ** (10 * (self.sdk - FIRST_SDK)) if self.sdk else 1.0
 
     def _stage_cycles(self, stage: int) -> tuple[Cycles, Cycles]:
         workload, plan = self.workload, self.workload.plan
@@ -80,7 +82,7 @@ class Timing:
             forward, backward = forward + costs[0], backward + costs[1]
         if plan.options.BN_span > 1:
             norms = sum(operation.op == "norm" for operation in workload.operations(stage))
-            sync = Cycles(launches=2 * norms * self._hops(plan.options.BN_span) * self.system.ipu.clock)
+            sync = Cycles(launches=2 * norms * self._hops(plan.options.BN_span) * self.system.device.clock)
             forward, backward = forward + sync, backward + sync
         return forward, backward
 
@@ -133,21 +135,21 @@ class Timing:
     def all_reduce(self) -> float:
         """The seconds to all-reduce gradients over the replicas: in rings within each machine, then between the machines of
         a POD, then between PODs through gateways. Each step begins with a synchronisation."""
-        workload, plan, ipu = self.workload, self.workload.plan, self.system.ipu
+        workload, plan, system = self.workload, self.workload.plan, self.system
         replicas, shards = plan.total_replicas, plan.options.shards
         if replicas == 1 or not workload.training:
             return 0.0
         element = plan.precision.accumulator.bytes
         sent = sum(workload.trained_elements) * element
-        near = min(replicas, MACHINE // shards or 1)
-        within = min(replicas, self.system.pod // shards or 1)
+        near = min(replicas, system.machine // shards or 1)
+        within = min(replicas, system.pod // shards or 1)
         far = -(-within // near)
-        seconds = _ring(workload.trained_elements_per_ipu * element, near) / (ipu.link / 2 * LINK_SHARE)
-        seconds += _ring(sent / max(1, shards / MACHINE), far) / (ipu.machine_link * LINK_SHARE)
-        seconds += 2 * (within - 1) * self._hops(min(plan.ipus, self.system.pod))
-        pods = -(-plan.ipus // self.system.pod)
+        seconds = _ring(workload.trained_elements_per_ipu * element, near) / (system.device.link / 2 * LINK_SHARE)
+        seconds += _ring(sent / max(1, shards / system.machine), far) / (system.machine_link * LINK_SHARE)
+        seconds += 2 * (within - 1) * self._hops(min(plan.ipus, system.pod))
+        pods = -(-plan.ipus // system.pod)
         if pods > 1:
-            seconds += _ring(sent, pods) / (self.system.pod / MACHINE * GATEWAY_LINK)
+            seconds += _ring(sent, pods) / (system.pod / system.machine * system.gateway_link)
             seconds += 2 * math.ceil(math.log2(pods)) * self.constants.gateway_seconds  # each step doubles the PODs' groups.
         return seconds
 
@@ -157,14 +159,14 @@ class Timing:
         workload = self.workload
         if not workload.training:
             return 0.0
-        ipu = self.system.ipu
+        device = self.system.device
         moved = UPDATE_ACCESSES * workload.of_fullest_ipu(workload.master_bytes)
         moved += SLOT_ACCESSES * workload.of_fullest_ipu(workload.slot_bytes)
         launches = (1 + workload.slots) * workload.of_fullest_ipu(workload.trained_tensors)
         launches += NORM_LAUNCHES * workload.of_fullest_ipu(workload.normed_tensors)
         launches += PROXY_LAUNCHES * workload.of_fullest_ipu(workload.proxies)
-        cycles = Work(accessed=moved / ipu.tiles, launches=launches).cycles(self.constants).total
-        return cycles * self._software / ipu.clock + self.constants.update_seconds + self.streamed
+        cycles = Work(accessed=moved / device.tiles, launches=launches).cycles(device, self.constants).total
+        return cycles * self._software / device.clock + self.constants.update_seconds + self.streamed
 
     @cached_property
     def streamed(self) -> float:
@@ -174,16 +176,18 @@ class Timing:
         if not workload.offloads:
             return 0.0
         share = plan.total_replicas if plan.options.rts else 1
-        return 2 * workload.of_fullest_ipu(workload.slot_bytes) / share / (STREAMING / MACHINE)
+        return 2 * workload.of_fullest_ipu(workload.slot_bytes) / share / (self.system.dram / self.system.machine)
 
     @cached_property
     def transfers(self) -> float:
         """The seconds that transfers of images from the host add to an update. I/O tiles fetch images while other tiles
-        compute."""
+        compute, and chips without tiles fetch them while they compute."""
         plan = self.workload.plan
         if not self.workload.from_host:
             return 0.0
-        seconds = plan.accumulation * plan.micro_batch_size * self.workload.image_bytes / HOST_LINK
+        seconds = plan.accumulation * plan.micro_batch_size * self.workload.image_bytes / self.system.host_link
+        if not self.system.device.tiled:
+            return max(0.0, seconds - self.pipeline)
         if not plan.options.num_io_tiles:
             return seconds
         return max(IO_OVERHEAD * seconds, seconds - self.pipeline)
@@ -191,7 +195,7 @@ class Timing:
     @cached_property
     def host_limit(self) -> float | None:
         """The largest number of images per second that the host's processes deliver. None if the device makes the images."""
-        return FED * (self.workload.processes or self.system.ipus // 2) if self.workload.from_host else None
+        return FED * (self.workload.processes or self.system.processes) if self.workload.from_host else None
 
     @cached_property
     def seconds(self) -> float:
@@ -214,7 +218,7 @@ class Timing:
         """The network's operations per second, divided by the IPUs' FP16 peak. Recomputed operations do not count."""
         passes = 3 if self.workload.training else 1
         operations = 2 * passes * self.workload.network.multiply_adds * self.images_per_second
-        return operations / (self.system.ipu.peak * self.workload.plan.ipus)
+        return operations / (self.system.device.peak * self.workload.plan.ipus)
 
     @property
     def hours(self) -> float:

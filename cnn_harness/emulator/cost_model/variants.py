@@ -44,7 +44,7 @@ def scaled(workload: Workload, system: System) -> Workload | None:
     training, it must divide the global batch and be a multiple of --BN-span."""
     plan, span = workload.plan, workload.plan.options.BN_span
     micro_batches = plan.global_batch // plan.micro_batch_size
-    for replicas in range(system.ipus // plan.options.shards, 0, -1):
+    for replicas in range(system.devices // plan.options.shards, 0, -1):
         if not workload.training or (micro_batches % replicas == 0 and replicas % span == 0):
             accumulation = micro_batches // replicas if workload.training else plan.accumulation
             options = replace(plan.options, replicas=replicas)
@@ -56,7 +56,7 @@ def grown(workload: Workload, system: System) -> Workload | None:
     """Return the workload with as many replicas as the system holds, each with the same micro-batches, so that the global
     batch grows. Return None if the system holds too few."""
     plan, span = workload.plan, workload.plan.options.BN_span
-    replicas = system.ipus // plan.options.shards // span * span
+    replicas = system.devices // plan.options.shards // span * span
     if not replicas:
         return None
     return replace(workload, plan=replace(plan, options=replace(plan.options, replicas=replicas), instances=1, instance=0))
@@ -65,7 +65,7 @@ def grown(workload: Workload, system: System) -> Workload | None:
 def undivided(workload: Workload, system: System) -> str:
     """Return why a scaled workload leaves IPUs idle, with global batches that use all IPUs. Return "" if none is idle."""
     plan, span = workload.plan, workload.plan.options.BN_span
-    most = system.ipus // plan.options.shards // span * span
+    most = system.devices // plan.options.shards // span * span
     if not workload.training or plan.total_replicas == most:
         return ""
     step = plan.micro_batch_size * most

@@ -39,15 +39,21 @@ def lines(run: Run) -> list[str]:
     fit = f"{room:,.0f} MiB free" if prediction.fits else f"does not fit: {-room:,.0f} MiB too much"
     fit += "" if prediction.certain else " (within the error)"
     return [
-        f"Predicted on {prediction.system.name}, {sdk_of(prediction)}: {timing.images_per_second:,.0f} img/sec, "
+        f"Predicted on {prediction.system.name}{sdk_of(prediction)}: {timing.images_per_second:,.0f} img/sec, "
         f"{duration(timing.hours)}, {idle}{fit} on the fullest IPU; for details, run cnn plan"
     ]
 
 
 def sdk_of(prediction: Prediction) -> str:
-    """Return the SDK release of a prediction as text, with the requested release if that one has no published rates."""
+    """Return ", " and the SDK release of a prediction, with the requested release if that one has no published rates. Return
+    "" for a chip without this SDK."""
     used, asked = prediction.timing.sdk, prediction.workload.sdk
-    return f"SDK {used:.1f}" + (f" (the nearest to {asked:.1f} with published rates)" if asked not in (None, used) else "")
+    return (
+        ""
+        if used is None
+        else f", SDK {used:.1f}"
+        + (f" (the nearest to {asked:.1f} with published rates)" if asked not in (None, used) else "")
+    )
 
 
 def compared(run: Run, host_throughput: float) -> list[str]:

@@ -17,7 +17,7 @@ from cnn_harness.emulator.cost_model import memory, systems
 from cnn_harness.emulator.cost_model.balance import restaged
 from cnn_harness.emulator.cost_model.memory import IpuSizes
 from cnn_harness.emulator.cost_model.memory_constants import MEMORY_BOUNDS, MemoryConstants
-from cnn_harness.emulator.cost_model.systems import Ipu
+from cnn_harness.emulator.cost_model.systems import Device
 from cnn_harness.emulator.cost_model.workload import Workload
 from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.options.configs import ConfigFile
@@ -108,9 +108,9 @@ def facts() -> tuple[Fact, ...]:
     return (*configurations(), *RAN, *FAILED)
 
 
-def ipu_named(name: str) -> Ipu:
+def ipu_named(name: str) -> Device:
     """Return the kind of IPU with a name."""
-    return next(system.ipu for system in systems.SYSTEMS.values() if system.ipu.name == name)
+    return next(system.device for system in systems.SYSTEMS.values() if system.device.name == name)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from cnn_harness.base.errors import OptionError
 from cnn_harness.base.fields import between, opt, short
 from cnn_harness.emulator.cost_model import variants
 from cnn_harness.emulator.cost_model.prediction import check_tiles
-from cnn_harness.emulator.cost_model.systems import System, by_name, smallest_holding
+from cnn_harness.emulator.cost_model.systems import System, smallest_holding
 from cnn_harness.emulator.cost_model.workload import Workload
 from cnn_harness.harness.checkpoints import find
 from cnn_harness.harness.commands import answers, entry
@@ -25,6 +25,7 @@ from cnn_harness.harness.reports import output
 from cnn_harness.harness.run import cli, membership, rules
 from cnn_harness.harness.run.resolve import Prepared, prepare
 from cnn_harness.harness.run.run import Run
+from cnn_harness.tools.planning import system_file
 
 MAX_PROCESSES = 65536
 MAX_VARIED = 6
@@ -45,13 +46,18 @@ class PlanOptions(answers.OwnOptions):
     """The options of cnn plan that train.py does not have."""
 
     system: tuple[str, ...] = opt(
-        (), "one or more systems: POD4 to POD256, BOW-POD4 to BOW-POD256, MK1-2 to MK1-16. Several systems get the same "
-        "global batch. Default: the smallest Mk2 POD with enough IPUs", metavar="NAME",
+        (), "one or more systems: POD4 to POD256, BOW-POD4 to BOW-POD256, MK1-2 to MK1-16, GPUs and TPUs (cnn systems lists "
+        "all), or your own systems in a YAML file. Several systems get the same global batch. Default: the smallest Mk2 POD "
+        "with enough IPUs", metavar="NAME|FILE",
     )  # fmt: skip
     config: tuple[str, ...] = opt((), "one or more configurations to plan and compare", metavar="NAME")
     vary: tuple[str, ...] = opt(
         (), "also plan with other options, and with all combinations of them, as in --vary 'precision 16.32' "
         "'micro-batch-size 4'", metavar="OPTIONS",
+    )  # fmt: skip
+    calibrate: str | None = opt(
+        None, "fit the system of --system to your measured rates. The YAML file has three or more blocks such as NAME: "
+        "{rate: 2470, options: --model resnet}", metavar="FILE",
     )  # fmt: skip
     json: str | None = opt(None, "write the predictions to FILE as JSON; - is standard output", metavar="FILE")
     html: str | None = opt(None, "write the predictions to an HTML page with charts", metavar="FILE")
@@ -71,6 +77,7 @@ class PlanRequest:
     """The parsed command line of cnn plan."""
 
     systems: tuple[System, ...]
+    calibrate: str | None
     json: str | None
     html: str | None
     search: bool
@@ -99,14 +106,18 @@ def parse(call: Call) -> PlanRequest:
             output.check(target, kind)
     if known.json and known.html and Path(known.json).resolve() == Path(known.html).resolve():
         raise OptionError(f"--json and --html both name {known.json}; give two different files")
+    if known.calibrate and len(known.system) != 1:
+        raise OptionError(
+            f"--calibrate {short(known.calibrate)} fits one system; give it as --system NAME or --system FILE.yml"
+        )
     if known.inference and known.search:
         raise OptionError("--search finds plans for training only; leave out --search or --inference")
     names = list(dict.fromkeys(known.config))
     named = [(name, Call.of_values({"config": name}, "train") + call) for name in names] or [("", call)]
     calls = [each for label, whole in named for each in _varied(label, whole, tuple(dict.fromkeys(known.vary)))]
     return PlanRequest(
-        systems=tuple(dict.fromkeys(map(by_name, known.system))), json=known.json, html=known.html, search=known.search,
-        inference=known.inference, processes=known.processes, calls=tuple(calls),
+        systems=system_file.chosen(known.system), calibrate=known.calibrate, json=known.json, html=known.html,
+        search=known.search, inference=known.inference, processes=known.processes, calls=tuple(calls),
     )  # fmt: skip
 
 
@@ -205,4 +216,7 @@ def cases(request: PlanRequest) -> Iterator[Case]:
 def _too_small(system: System, work: Workload) -> OptionError:
     shards, span = work.plan.options.shards, work.plan.options.BN_span
     least = f"{shards} (--shards)" if span == 1 else f"{shards * span} (--shards x --BN-span)"
-    return OptionError(f"--system {system.name} has {system.ipus} IPUs, but the plan needs {least}; leave this system out")
+    return OptionError(
+        f"--system {system.name} has {system.devices} {system.device.kind}s, but the plan needs {least}; leave this system "
+        "out"
+    )

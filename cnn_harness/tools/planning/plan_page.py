@@ -61,7 +61,10 @@ def _section(planned: Planned) -> str:
         (f"{timing.images_per_second:,.0f}", "images per second"),
         (f"{1e3 * timing.seconds:,.1f} ms", plan_table.unit_of_work(prediction)),
         (f"{timing.hours:,.1f}", "hours"),
-        (f"{abs(room):,.0f} MiB", f"{'free' if prediction.fits else 'too much'} on the fullest IPU{unsure}"),
+        (
+            f"{abs(room):,.0f} MiB",
+            f"{'free' if prediction.fits else 'too much'} on the fullest {prediction.system.device.kind}{unsure}",
+        ),
         (f"{100 * timing.idle_share:.0f} %", "idle"),
         (f"{100 * timing.peak_share:.1f} %", "of the peak arithmetic rate"),
         *([(plan_table.energy(prediction), "of electricity")] if prediction.kilowatt_hours is not None else []),

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from cnn_harness.base.process import commands
 from cnn_harness.emulator.cost_model.prediction import Prediction
 from cnn_harness.emulator.cost_model.search import keeps_micro_batch
+from cnn_harness.emulator.cost_model.systems import IPU
 from cnn_harness.emulator.plan.schedules import BACKWARD, FORWARD
 from cnn_harness.harness.reports.predicted_rate import MIB, duration, sdk_of
 from cnn_harness.tools.planning.planned_config import Planned, efficiencies
@@ -26,17 +27,18 @@ def report(planned: Sequence[Planned]) -> str:
 def comparison(planned: Sequence[Planned]) -> list[str]:
     """Return a table with a line for each plan."""
     width, shares = max(len(each.name) for each in planned), efficiencies(planned)
+    chips = "IPUs" if all(each.prediction.system.device.kind == IPU for each in planned) else "chips"
     heading = f" {'efficiency':>10s}" if any(shares) else ""
-    lines = [f"{'':{width}s}  {'system':9s} {'IPUs':>4s} {'replicas':>8s} {'accum.':>6s} {'batch':>6s} {'fits':>4s} "
-             f"{'fullest IPU':>11s} {'MiB free':>20s} "
+    lines = [f"{'':{width}s}  {'system':11s} {chips:>5s} {'replicas':>8s} {'accum.':>6s} {'batch':>6s} {'fits':>4s} "
+             f"{f'fullest {chips[:-1]}':>12s} {'MiB free':>20s} "
              f"{'img/sec':>9s}{heading} {'hours':>7s} {'energy':>10s} {'idle':>5s}"]  # fmt: skip
     for each, efficiency in zip(planned, shares):
         prediction, timing, plan = each.prediction, each.prediction.timing, each.prediction.workload.plan
         share = f"{'' if efficiency is None else f'{100 * efficiency:.0f} %':>10s}"
         lines.append(
-            f"{each.name:{width}s}  {prediction.system.name:9s} {plan.ipus:4d} {plan.total_replicas:8d} "
+            f"{each.name:{width}s}  {prediction.system.name:11s} {plan.ipus:5d} {plan.total_replicas:8d} "
             f"{plan.accumulation:6d} {plan.global_batch:6d} {_verdict(prediction):>4s} "
-            f"{prediction.fullest.total / MIB:7,.0f} MiB {_free(prediction):>20s} "
+            f"{prediction.fullest.total / MIB:8,.0f} MiB {_free(prediction):>20s} "
             f"{timing.images_per_second:9,.0f}{f' {share}' if heading else ''} "
             f"{timing.hours:7.1f} {energy(prediction):>10s} {100 * timing.idle_share:3.0f} %"
             + (f"  {each.undivided}" if each.undivided else "")
@@ -74,11 +76,12 @@ def one(planned: Planned, whole: bool = True) -> str:
     prediction, plan = planned.prediction, planned.prediction.workload.plan
     timing, system = prediction.timing, prediction.system
     electricity, unit = energy(prediction), unit_of_work(prediction)
+    kind = system.device.kind + "s" * (plan.ipus > 1)
     replicas = f"{plan.total_replicas} replica{'s' if plan.total_replicas > 1 else ''}"
     lines = [
-        f"{planned.name} on {system.name}: {plan.ipus} {system.ipu.name} IPU{'s' if plan.ipus > 1 else ''}, {replicas}, "
+        f"{planned.name} on {system.name}: {plan.ipus} {system.device.name} {kind}, {replicas}, "
         f"micro-batch {plan.micro_batch_size} x accumulation {plan.accumulation}, global batch {plan.global_batch}, "
-        f"{plan.precision.name}, {sdk_of(prediction)}",
+        f"{plan.precision.name}{sdk_of(prediction)}",
         *(f"  {note}" for note in planned.notes if whole),
         f"  predicted on {system.name}: {timing.images_per_second:,.0f} img/sec, {1e3 * timing.seconds:,.1f} ms {unit}, "
         f"{duration(timing.hours)} for {prediction.workload.images:,} images"
@@ -101,15 +104,15 @@ def _fit(planned: Planned) -> list[str]:
     least, most = (each / MIB for each in prediction.room_range)
     parts = sorted(asdict(prediction.fullest).items(), key=lambda part: -part[1])[:4]
     largest = ", ".join(f"{name.replace('_', ' ')} {size / MIB:,.0f}" for name, size in parts)
-    unsure = "" if prediction.certain else ", but this is within the error"
+    kind, unsure = prediction.system.device.kind, "" if prediction.certain else ", but this is within the error"
     if prediction.fits:
         return [
-            f"  fits{unsure}: {room:,.0f} of {capacity:,.0f} MiB free on the fullest IPU; {least:,.0f} to {most:,.0f} with "
-            f"all constants that agree with published runs (largest parts in MiB: {largest})"
+            f"  fits{unsure}: {room:,.0f} of {capacity:,.0f} MiB free on the fullest {kind}; {least:,.0f} to {most:,.0f} "
+            f"with all constants that agree with published runs (largest parts in MiB: {largest})"
         ]
     lines = [
-        f"  DOES NOT FIT{unsure}: {-room:,.0f} MiB too much for the fullest IPU with {capacity:,.0f} MiB; {-most:,.0f} to "
-        f"{-least:,.0f} with all constants that agree with published runs (largest parts in MiB: {largest})"
+        f"  DOES NOT FIT{unsure}: {-room:,.0f} MiB too much for the fullest {kind} with {capacity:,.0f} MiB; {-most:,.0f} "
+        f"to {-least:,.0f} with all constants that agree with published runs (largest parts in MiB: {largest})"
     ]
     return [*lines, *(f"    try {remedy}" for remedy in planned.remedies[:4])]
 

@@ -79,9 +79,9 @@ def efficiencies(planned: Sequence[Planned]) -> list[float | None]:
     the same type of IPU. The value is None if the configuration is planned on one system only."""
     found: list[float | None] = []
     for each in planned:
-        similar = [p for p in planned if p.name == each.name and p.prediction.system.ipu is each.prediction.system.ipu]
-        rates = {p.prediction.system.ipus: p.prediction.timing.images_per_second for p in similar}
-        ipus, least = each.prediction.system.ipus, min(rates)
+        similar = [p for p in planned if p.name == each.name and p.prediction.system.device == each.prediction.system.device]
+        rates = {p.prediction.system.devices: p.prediction.timing.images_per_second for p in similar}
+        ipus, least = each.prediction.system.devices, min(rates)
         found.append(rates[ipus] / ipus / (rates[least] / least) if len(rates) > 1 else None)
     return found
 

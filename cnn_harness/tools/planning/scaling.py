@@ -12,7 +12,7 @@ from cnn_harness.emulator.cost_model import variants
 from cnn_harness.emulator.cost_model.constants import FITTED
 from cnn_harness.emulator.cost_model.kernels import SegmentCosts
 from cnn_harness.emulator.cost_model.prediction import Prediction, predict
-from cnn_harness.emulator.cost_model.systems import BOW, MK2, SYSTEMS, Ipu, System
+from cnn_harness.emulator.cost_model.systems import BOW, MK2, SYSTEMS, Device, System
 from cnn_harness.emulator.cost_model.workload import Workload
 from cnn_harness.harness.reports.chart import BLUE, ORANGE, Curves, Line, span
 
@@ -24,14 +24,14 @@ def panels(workload: Workload) -> list[Curves]:
     """Return two panels: images per second by the number of IPUs, and the efficiency, relative to the smallest system."""
     batch = f"batch {workload.plan.global_batch:,}"
     rates, efficiencies, sizes = [], [], [4.0]
-    for ipu, colour in COLOURS.items():
+    for device, colour in COLOURS.items():
         for scale, words in ((variants.scaled, batch), (variants.grown, "growing batch")):
-            points = [(p.system.ipus, p.timing.images_per_second) for p in predictions(workload, ipu, scale)]
+            points = [(p.system.devices, p.timing.images_per_second) for p in predictions(workload, device, scale)]
             if not points:
                 continue
             sizes += [ipus for ipus, _ in points]
             least, first = points[0]
-            label, dashed = f"{ipu.name}, {words}", scale is variants.grown
+            label, dashed = f"{device.name}, {words}", scale is variants.grown
             thousands = [(ipus, rate / 1000) for ipus, rate in points]
             relative = [(ipus, 100 * rate / ipus / (first / least)) for ipus, rate in points]
             for lines, values in ((rates, thousands), (efficiencies, relative)):
@@ -43,10 +43,10 @@ def panels(workload: Workload) -> list[Curves]:
     ]
 
 
-def predictions(workload: Workload, ipu: Ipu, scale: Scale = variants.scaled) -> list[Prediction]:
+def predictions(workload: Workload, device: Device, scale: Scale = variants.scaled) -> list[Prediction]:
     """Return the prediction for each system with this kind of IPU that holds the plan, smallest first."""
-    costs = SegmentCosts(workload, ipu, FITTED)
-    systems = [system for system in SYSTEMS.values() if system.ipu is ipu]
+    costs = SegmentCosts(workload, device, FITTED)
+    systems = [system for system in SYSTEMS.values() if system.device == device]
     scaled = [(scale(workload, system), system) for system in systems]
     return [predict(work, system, FITTED, costs) for work, system in scaled if work]
 
@@ -54,4 +54,4 @@ def predictions(workload: Workload, ipu: Ipu, scale: Scale = variants.scaled) ->
 def idle(workload: Workload) -> str:
     """Return which Mk2 systems have idle IPUs if the global batch stays the same; "" if none has."""
     idle = [p for p in predictions(workload, MK2) if variants.undivided(p.workload, p.system)]
-    return ", ".join(f"{p.system.name} uses {p.workload.plan.ipus} of its {p.system.ipus} IPUs" for p in idle)
+    return ", ".join(f"{p.system.name} uses {p.workload.plan.ipus} of its {p.system.devices} IPUs" for p in idle)

@@ -176,7 +176,7 @@ def test_device_options_change_prediction(option):
 
 def test_published_rates_are_met():
     """Within the errors given in the docs; a script makes the fit."""
-    errors = [abs(fit_planner.Case(row).error(FITTED)) for row in fit_planner.ROWS]
+    errors = [abs(fit_planner.case_of(row).error(FITTED)) for row in fit_planner.ROWS]
     assert statistics.median(errors) < 0.03 and max(errors) < 0.08
     networks = [each for each, row in zip(errors, fit_planner.ROWS) if row.family.startswith("EfficientNet")]
     assert statistics.median(networks) < 0.022 and max(networks) < 0.05
@@ -184,7 +184,7 @@ def test_published_rates_are_met():
 
 def test_systems_that_are_not_fitted_are_predicted():
     """All trainings of a system, from the trainings of the other systems only."""
-    errors = fit_planner.errors_of_systems([fit_planner.Case(row) for row in fit_planner.ROWS], FITTED)
+    errors = fit_planner.errors_of_systems([fit_planner.case_of(row) for row in fit_planner.ROWS], FITTED)
     sizes = [abs(each) for each in errors]
     assert statistics.median(sizes) < 0.06 and max(sizes) < 0.2
 
