@@ -42,7 +42,11 @@ TOOLS = {
         "experiments/paper.py",
         "cnn_harness/tools/planning/plan_options.py",
     ),
-    "planner.md": ("cnn_harness/tools/planning/plan_options.py", "cnn_harness/tools/fit_planner.py"),
+    "planner.md": (
+        "cnn_harness/tools/planning/plan_options.py",
+        "cnn_harness/tools/fit_planner.py",
+        "cnn_harness/tools/systems.py",
+    ),
     "README.md": ("cnn_harness/tools/planning/plan_options.py",),
     "installing.md": ("cnn_harness/tools/planning/plan_options.py",),
 }

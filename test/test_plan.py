@@ -257,3 +257,16 @@ def test_calibration_reduces_errors(tmp_path):
     file.write_text(rows[0].replace("rate:", "rat:"))
     assert f"{file}:1: unknown key 'rat'; did you mean rate?" in run("plan", "--system", "V100-1", "--calibrate", file).err
     assert "fits one system" in run("plan", "--calibrate", file).err
+
+
+def test_costs_are_printed_if_rates_are_given():
+    """Energy grows with PUE, CO2 with energy, and money with the hours of the system."""
+    words = ("plan", "--config", "mk2_efficientnet_b4_g16_16ipus")
+    plain = json.loads(succeed(*words, "--json", "-").out)
+    plan = json.loads(succeed(*words, "--pue", 1.2, "--grid", 480, "--price", 40, "--json", "-").out)
+    costs = plan["costs"]
+    assert "costs" not in plain and costs["kilowatt_hours"] == pytest.approx(1.2 * plain["kilowatt_hours"])
+    assert costs["kilograms_of_co2"] == pytest.approx(0.48 * costs["kilowatt_hours"])
+    assert costs["money"] == pytest.approx(40 * plain["hours"])
+    assert "  costs: 145.8 kWh with PUE 1.2, " in succeed(*words, "--pue", 1.2, "--grid", 480).out
+    assert "costs:" not in succeed(*words).out

@@ -5,7 +5,7 @@ cnn fit-planner --gpus [--write]
 cnn fit-planner --memory [--write]
 
 `ROWS` and `GPU_ROWS` list trainings whose rate and layout were published. "Left out" is the error for a row if the
-constants are fitted to the rows of all other systems.
+constants are fitted to the rows of all other systems, or for GPUs of all other chips.
 """
 
 from __future__ import annotations
@@ -162,10 +162,16 @@ def _fit_memory(write: bool) -> int:
 
 
 def errors_of_systems(cases: Sequence[Case], start: Constants) -> list[float]:
-    """Return the error of each case if the constants are fitted without all cases of its system."""
-    systems = {case.system.name for case in cases}
-    others = {name: fit([case for case in cases if case.system.name != name], start) for name in systems}
-    return [case.error(others[case.system.name]) for case in cases]
+    """Return the error of each case if the constants are fitted without all cases of its system. For GPUs, the cases of all
+    systems with its chip are left out, because servers with one and eight GPUs have nearly the same rates per GPU."""
+    systems = {_left_out_as(case) for case in cases}
+    others = {name: fit([case for case in cases if _left_out_as(case) != name], start) for name in systems}
+    return [case.error(others[_left_out_as(case)]) for case in cases]
+
+
+def _left_out_as(case: Case) -> str:
+    system = case.system
+    return system.name if system.device.tiled else system.device.name
 
 
 def case_of(row: Row) -> Case:

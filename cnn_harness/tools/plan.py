@@ -45,7 +45,7 @@ def plan(request: PlanRequest) -> list[Planned]:
     scaled = len(request.systems) > 1
     return [
         Planned(
-            case.name, predict(case.workload, case.system), case.run, case.notes, changes=case.changes,
+            case.name, predict(case.workload, case.system), case.run, case.notes, changes=case.changes, rates=request.rates,
             undivided=variants.undivided(case.workload, case.system) if scaled else "",
         ) for case in plan_options.cases(request)
     ]  # fmt: skip

@@ -89,6 +89,7 @@ def one(planned: Planned, whole: bool = True) -> str:
         f"  idle {100 * timing.idle_share:.0f} %; {100 * timing.peak_share:.1f} % of the matrix units' peak",
         f"  {unit}: " + ", ".join(f"{name.replace('_', '-')} {1e3 * value:.2f} ms"
                                     for name, value in prediction.update_parts.items() if value > 5e-6),
+        *planned.rates.line(prediction),
         *_fit(planned),
         *_stages(prediction),
         *(f"  {line}" for line in plan.precision.table() if whole),

@@ -17,6 +17,7 @@ from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.run import as_configuration
 from cnn_harness.harness.run.run import Run
 from cnn_harness.tools.planning import plan_options
+from cnn_harness.tools.planning.costs import NO_RATES, Rates
 from cnn_harness.tools.planning.plan_options import PlanRequest
 
 
@@ -34,6 +35,7 @@ class Planned:
     looked_at: int = 0
     undivided: str = ""  # the reason if the plan leaves some IPUs of the system unused
     changes: str = ""  # the options that --vary added
+    rates: Rates = NO_RATES  # of energy, CO2 and money
 
     @cached_property
     def remedies(self) -> tuple[str, ...]:
@@ -47,8 +49,9 @@ class Planned:
         if self.given:
             found = {"configuration": self.block, "looked_at": self.looked_at, "given": self.given.values()}
         changes = {"changes": self.changes} if self.changes else {}
+        costs = {"costs": costs} if (costs := self.rates.of(self.prediction)) else {}
         scaling = {"efficiency": efficiency, "undivided": self.undivided, "remedies": list(self.remedies)}
-        return {"name": self.name, **changes, **self.prediction.values(), **scaling, **found}
+        return {"name": self.name, **changes, **self.prediction.values(), **costs, **scaling, **found}
 
     @property
     def block_name(self) -> str:
@@ -92,7 +95,7 @@ def fastest(request: PlanRequest) -> list[Planned]:
     for name, run, notes, work, system, changes in plan_options.cases(request):
         given, plans = predict(work, system), search.search(work, system)
         candidates = [
-            Planned(name, each, run, notes, given, plans.frontier, plans.looked_at, changes=changes)
+            Planned(name, each, run, notes, given, plans.frontier, plans.looked_at, changes=changes, rates=request.rates)
             for each in plans.frontier
         ]
         if not candidates:

@@ -182,6 +182,23 @@ def test_published_rates_are_met():
     assert statistics.median(networks) < 0.022 and max(networks) < 0.05
 
 
+def test_published_rates_of_gpus_are_met():
+    """Within the errors given in the docs, with the constants of the table."""
+    errors = [abs(case.error(case.system.constants)) for case in map(fit_planner.case_of, fit_planner.GPU_ROWS)]
+    assert len(errors) == 22 and statistics.median(errors) < 0.1 and max(errors) < 0.3
+
+
+def test_systems_are_rows_of_one_table():
+    """A row without a chip has all facts itself; the constants may be part of it."""
+    for name, row in systems.ROWS.items():
+        assert systems.read(name, row) == SYSTEMS[name] and set(row) <= set(systems.KEYS)
+    assert {row.device.kind for row in SYSTEMS.values()} == {"IPU", "GPU", "TPU"}
+    assert (SYSTEMS["POD32"].device, SYSTEMS["POD32"].devices, SYSTEMS["POD32"].constants) == (MK2, 32, FITTED)
+    own = systems.read("own", {**systems.CHIPS["V100"], "devices": 8, "matrix_share": 0.5})
+    assert own.constants == replace(SYSTEMS["V100-8"].constants, matrix_share=0.5)
+    assert own.device == replace(SYSTEMS["V100-8"].device, name="own")
+
+
 def test_systems_that_are_not_fitted_are_predicted():
     """All trainings of a system, from the trainings of the other systems only."""
     errors = fit_planner.errors_of_systems([fit_planner.case_of(row) for row in fit_planner.ROWS], FITTED)
