@@ -28,6 +28,7 @@ MATRIX_CHANNELS = 16  # 16 channels of a group fill the matrix units.
 SLIC_CHANNELS = (1, 2, 4)  # SLIC kernels need groups of 1, 2 or 4 channels.
 LOAD_BYTES = 8  # a load takes up to 8 neighbouring bytes.
 VERTICAL_MACS = 4  # vector kernels do 4 multiply-adds per cycle in a tile.
+CONVERTED = 2.0  # conversion of the layout doubles the bytes of a product. Of 1, 2 and 3, this met the rates of GPUs best.
 PARTIALS_SHARE = 0.5  # matrix units are half as fast with FP32 partial sums.
 
 # Each operation has four numbers: elements read and written for each element of the result, forward and backward, then
@@ -179,6 +180,8 @@ class Kernels:
         moved = block[0] * (block[1] + block[2]) + block[1] * block[2] * kernel**2
         exchange = self.exchange_time * moved * self.bytes_per_element / self.device.exchange
         matrix, narrow = self._rates(ins, outs, kernel, weights)
+        if self.device.converts_layout and self.bytes_per_element > 2:
+            exchange *= CONVERTED
         if not self.device.tiled:  # such chips read memory while they multiply, so the slower of the two counts.
             if exchange > macs / max(matrix, narrow):
                 return Work(exchange=exchange, launches=launches)

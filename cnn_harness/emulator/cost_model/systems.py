@@ -68,6 +68,11 @@ class Device:
         return self.vector_macs or 1.0
 
     @property
+    def converts_layout(self) -> bool:
+        """True if matrix units compute FP32 products. They read images by pixel, but frameworks keep FP32 by channel."""
+        return not self.tiled and self.single_macs > self.lanes
+
+    @property
     def tiled(self) -> bool:
         """True for an IPU, whose memory is in its tiles."""
         return self.tiles > 1
