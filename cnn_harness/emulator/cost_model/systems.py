@@ -1,6 +1,7 @@
 """The table of systems: IPU-PODs, GPU servers and TPU slices. Files of users have rows with the same keys.
 
-A row names its chip, whose facts are rows of `CHIPS`, and the number of chips. Its `source` has letters of `SOURCES`.
+A row names its chip, whose facts are rows of `CHIPS`, and the number of chips. The letters in `source` are those of
+`SOURCES`.
 """
 
 from __future__ import annotations
@@ -228,7 +229,7 @@ _DIGITS = "0123456789"
 
 def by_name(name: str, option: str = "--system ") -> System:
     """Return the system with a name in upper or lower case. Raise OptionError with the most similar names if there is
-    none. Its message begins with `option`."""
+    none. The message begins with `option`."""
     spelled = name.upper().replace("_", "-").replace("IPU-POD", "POD").replace("BOWPOD", "BOW-POD")
     system = SYSTEMS.get(spelled.replace("MK2-", ""))
     if system is None:

@@ -1,6 +1,6 @@
 """Fit the constants of the planner to measured rates, and read a user's own rates for `cnn plan --calibrate`.
 
-The fit finds the most probable constants by bounded Gauss-Newton steps on logarithms. It assumes that rates are known to
+The fit finds the most probable constants by bounded Gauss-Newton steps on logarithms. Rates are assumed to be known to
 5 %, and constants to the factors of `constants.py`.
 
 first: {rate: 2470, options: --model resnet --model-size 50 --dataset imagenet --micro-batch-size 256}

@@ -149,7 +149,8 @@ def _varied(label: str, call: Call, texts: Sequence[str]) -> Iterator[PlanCall]:
         for chosen in combinations(changes, count):
             letters = " ".join(f"+{letter}" for letter, _ in chosen)
             words = [word for _, words in chosen for word in words]
-            yield PlanCall(f"{label} {letters}".strip(), call + Call.of_words(words, "train"), " ".join(words))
+            whole = call + Call.of_words(words, "train") if words else call
+            yield PlanCall(f"{label} {letters}".strip(), whole, " ".join(words))
 
 
 def run_of(call: Call, environ: Mapping[str, str] = os.environ, *, training: bool = True) -> Prepared:
