@@ -144,6 +144,8 @@ def test_found_plan_runs(tmp_path):
         ("--config quickstart --html /no/such/folder/x.html", "/no/such/folder"),
         ("--restore-path /no/such/run", "/no/such/run"),
         ("--config quickstart --vary nosuch", "--nosuch"),
+        ("--config quickstart --grid 0", "--grid is '0' but must be above 0 and at most 10000"),
+        ("--config quickstart --pue 0.9", "--pue is '0.9' but must be between 1 and 10"),
         ("--config quickstart --vary a b c d e f g", "give at most 6"),
         ("--model efficientnet --model-size B7 --dataset imagenet --image-size 2048 --batch-size 1 --search --system POD4",
          "POD4"),

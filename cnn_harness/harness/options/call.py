@@ -56,14 +56,17 @@ class Call:
 
     @classmethod
     def of_words(cls, words: Sequence[str], script: str) -> Call:
-        """Cut the words of a command line into options. Negative numbers are arguments."""
+        """Cut the words of a command line into options.
+
+        Negative numbers are arguments, and so are words with spaces, such as '--micro-batch-size 4', after an option.
+        """
         bare = tuple(takewhile(_is_argument, words))
         given: list[tuple[str, list[str]]] = []
         for word in words[len(bare) :]:
-            if _is_argument(word):
+            written, equals, value = word.partition("=")
+            if _is_argument(word) or (given and " " in written):
                 given[-1][1].append(word)
             else:
-                written, equals, value = word.partition("=")
                 given.append((written.replace("_", "-"), [value] if equals else []))
         return cls(script, tuple(words), bare, tuple(_given(*each) for each in given))
 

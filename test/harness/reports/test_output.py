@@ -63,7 +63,9 @@ def test_other_files_are_written_through_links(a_run, tmp_path):
 )
 def test_file_of_another_kind_is_kept(command, words, earlier, tmp_path, monkeypatch):
     if "." in command:
-        monkeypatch.setitem(SCRIPTS, command, importlib.import_module(command).main)
+        main = importlib.import_module(command).main
+        takes_words = command.startswith("experiments.")
+        monkeypatch.setitem(SCRIPTS, command, (lambda call: main(list(call.words))) if takes_words else main)
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "arguments.json").write_text('{"model": "resnet"}')
