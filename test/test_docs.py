@@ -28,7 +28,7 @@ PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 PACKAGES = ("cnn_harness", "Models", "Datasets", "LR_Schedules", "Optimisers")
 # scripts with their own flags, by the page that prints them, and flags of other programs
 TOOLS = {
-    "own-photos.md": ("cnn_harness/tools/import_weights.py", "test/helpers/clothing.py"),
+    "own-photos.md": ("cnn_harness/tools/import_weights.py", "bench/finetuning.py"),
     "data-sets.md": ("cnn_harness/tools/datasets/convert.py", "cnn_harness/tools/datasets/verify.py"),
     "reading-a-run.md": ("weight_avg.py", "cnn_harness/tools/report.py", "cnn_harness/tools/runs.py"),
     "export.md": ("cnn_harness/tools/exporting/export_options.py",),

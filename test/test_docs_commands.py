@@ -50,7 +50,9 @@ LISTED = {
     "python train.py --config B0-G16-GN-Half_16IPU_2x8": "needs ImageNet and days",
     "python validation.py --config B0-G16-GN-Native_16IPU_2x8": "needs ImageNet and days",
     "python -m cnn_harness train": "needs an installed package, as in test_installed.py",
-    ".venv/bin/cnn finetune clothing": "takes minutes; the others run cnn finetune photos",
+    ".venv/bin/python -m bench.data_sets sets": "downloads packages",
+    ".venv/bin/python -m bench.finetuning sets": "takes more than ten minutes",
+    ".venv/bin/cnn finetune sets/digits": "takes minutes; the others run cnn finetune photos",
     "python -m experiments.findings": "takes more than ten minutes",
     "python -m experiments.formats": "takes more than ten minutes",
     ".venv/bin/python -m experiments.findings": "takes ten minutes",
@@ -60,7 +62,6 @@ LISTED = {
 DRY, SHORT, PART = "--dry-run", "--iterations 20 --no-validation", "--epochs 0.05 --no-validation"
 LONGER = {
     ".venv/bin/cnn finetune photos": "--image-size 64 --epochs 1",
-    ".venv/bin/python test/helpers/clothing.py clothing": "--classes 3 --images 12",
     ".venv/bin/python restore.py --restore-path logs/RN14_bs64_BN_32.32_8ML --epochs 12": DRY,
     ".venv/bin/poprun --num-instances 2 --num-replicas 2 .venv/bin/python train.py --config quickstart":
         "--iterations 20 --stop-after 10 --no-validation --logs-path RUN",

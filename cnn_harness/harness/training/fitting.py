@@ -49,8 +49,9 @@ def fit_classifier(context: TrainingContext, program: TrainingProgram) -> bool:
 
     run, execution, log = context.run, context.execution, context.log
     samples, classes = _samples(run, execution.seed, program), conversion.classifier_shape(run)[1]
-    penalty, accuracy = linear_classifier.choose_penalty(*samples[:2], classes, samples.weights)
-    program.load_initial(_fitted(run, samples, penalty))
+    with progress.waiting("Fitting the classifier"):
+        penalty, accuracy = linear_classifier.choose_penalty(*samples[:2], classes, samples.weights)
+        program.load_initial(_fitted(run, samples, penalty))
     count = len(samples.labels)
     log.note(
         f"Fitted the classifier to {count} images: {accuracy:.1f}% in cross-validation, penalty {penalty:.2g}", always=True
