@@ -134,7 +134,7 @@ class DataSource(Protocol):
         """Return a data set whose validation stream gives the training images in file order."""
 
     def with_held_out(self, records: Sequence[int]) -> DataSource:
-        """Return a data set of the training images. It validates with these records, and trains on the others."""
+        """Return a data set of the training images: validation with these records, training on the others."""
 
     def stages(self, request: ReadRequest, training: bool) -> list[InputStage]:
         """Return the stages of the stream; the last one is the complete stream."""

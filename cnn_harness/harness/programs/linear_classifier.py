@@ -2,7 +2,7 @@
 
 The loss is mean_i w_i * CE(softmax(x_i W + b), y_i) + penalty / 2 * |W|^2 on standardised features. The loss is convex, so
 its minimum does not depend on a learning rate, a batch size or the order of the samples. Cross-validation chooses the
-penalty with the lowest loss on the held-out samples. Its folds are blocks of neighbours, because neighbouring files are
+penalty with the lowest loss on the held-out samples. The folds are blocks of neighbours, because neighbouring files are
 often similar.
 """
 

@@ -129,7 +129,7 @@ def _trial(
 
 
 def _shortened(run: Run, others: Samples, held_out: list[int]) -> Run:
-    """Return a run of --trial-epochs on the training images `others`. It validates with the images numbered `held_out`."""
+    """Return a run of --trial-epochs on the training images `others`, and validation with the images numbered `held_out`."""
     training, source = run.options.training, run.data_source.with_held_out(held_out)
     length = TrainingLength.of(
         images=source.spec.train_images, global_batch=run.plan.global_batch, epochs=training.trial_epochs,
