@@ -157,8 +157,8 @@ def test_tensorboard_shows_images_of_stream(unbroken, tmp_path):
     with tf.Graph().as_default(), tf.Session() as session:
         files = [image.encoded_image_string for _, image in sorted(shown.items())]
         drawn = session.run([tf.io.decode_png(file) for file in files])
-        element = tf.data.make_one_shot_iterator(run.data_source.train(run.training_request(0, 3))).get_next()
-        seen = session.run(run.data_source.on_device(element["image"], run.training_request(0, 3), element.get("moments")))
+        element = tf.data.make_one_shot_iterator(run.data_source.train(run.training_request(0, 7))).get_next()
+        seen = session.run(run.data_source.on_device(element["image"], run.training_request(0, 7), element.get("moments")))
     for network_input, image in zip(seen, drawn):
         stretched = 255 * (network_input - network_input.min()) / (network_input.max() - network_input.min())
         assert image.shape == (32, 32, 3) and np.abs(image - stretched).max() <= 1
