@@ -8,6 +8,7 @@ import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -78,13 +79,19 @@ def no_room() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
+def export(file: Path) -> None:
+    """Export a file of labels first."""
+    with patch.object(export_folder.readme, "text", return_value=""):
+        export_folder.put(file.parent, file.parent, {file.name: "ant\n", export_folder.PREPROCESSING: "{}"})
+
+
 @pytest.mark.parametrize(
     "name, write",
     [
         (".lock", lock),
         ("rows.csv", lambda file: Table(file, ("iteration",), 0).append({"iteration": 1})),
         ("weights.npz", lambda file: weights_file.write(file, {"a": np.ones(99)}, {})),
-        ("labels.txt", lambda file: export_folder.put(file.parent, file.parent, {file.name: "ant\n"})),
+        ("labels.txt", export),
     ],
 )
 def test_full_disk_error_names_file(folder, name: str, write: Callable[[Path], None]):
