@@ -120,9 +120,10 @@ def test_run_directory_supplies_options(tmp_path):
         assert (result.code, result.err.count("\n")) == (2, 1) and "is not a folder" in result.err
 
 
-def test_found_plan_runs(tmp_path):
-    """The block from the search is a configuration that train.py accepts unchanged, with the same plan."""
-    words = ("--config", "B0-G16-GN-Native_mini", "--system", "POD4")
+@pytest.mark.parametrize("given", ["--config B0-G16-GN-Native_mini", "--config mk2_resnet50_base --global-batch-size 64"])
+def test_found_plan_runs(given, tmp_path):
+    """The block from the search is a configuration that train.py accepts unchanged, with the same plan and release."""
+    words = (*given.split(), "--system", "POD4")
     out = succeed("plan", *words, "--search", "--json", tmp_path / "found.json").out
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["images_per_second"] >= found["given"]["images_per_second"] and found["looked_at"] > 10
@@ -131,7 +132,7 @@ def test_found_plan_runs(tmp_path):
     (name,) = yaml.safe_load(file.read_text())
     again = json.loads(succeed("plan", "--config-path", file, "--config", name, "--system", "POD4", "--json", "-").out)
     assert again["images_per_second"] == pytest.approx(found["images_per_second"])
-    assert again["stages"] == found["stages"] and again["memory_bytes_per_ipu"] == found["memory_bytes_per_ipu"]
+    assert all(again[key] == found[key] for key in ("stages", "sdk", "memory_bytes_per_ipu"))
     shown = succeed("train", "--config-path", file, "--config", name, "--dry-run", "--generated-data").out
     assert f"Batch Size: {found['global_batch']}\n" in shown
 

@@ -74,9 +74,10 @@ def test_wrong_sweeps_are_rejected(text, words, named, tmp_path):
     assert refused.code == 2 and named in refused.err and not (tmp_path / "logs").exists()
 
 
-def test_best_trial_is_marked_and_written(tmp_path):
+@pytest.mark.parametrize(("config", "released"), [("quickstart", set()), ("mk2_resnet50_base", {"release"})])
+def test_best_trial_is_marked_and_written(config, released, tmp_path):
     """Options have short names, unless two end alike. A failed trial is never the best, whatever its value."""
-    shared = {"config": "quickstart", "weight-decay": 0.5}
+    shared = {"config": config, "weight-decay": 0.5}
     axes = [{"base-learning-rate-exponent": -9 - k, "momentum": 0.8} for k in range(3)]
     trials = [
         sweep.Trial(
@@ -100,8 +101,9 @@ def test_best_trial_is_marked_and_written(tmp_path):
     written = ranked.write_best("s")
     options = cli.parse(["--config-path", str(written), "--config", "s_best"], "train", None, {}).options
     asked = cli.parse([*trials[1].call.words, "--seed", "1"], "train", None, {}).options
+    assert options.values_release == asked.values_release
     same = {name for name, value in asked.values().items() if options.values()[name] == value}
-    assert asked.values().keys() - same == {"config", "config_path"} and options.values()["seed"] == 1
+    assert asked.values().keys() - same == {"config", "config_path"} | released and options.values()["seed"] == 1
     assert len(written.read_text().splitlines()) > 10  # a line for each option
 
 

@@ -8,16 +8,21 @@ from typing import Any
 import yaml
 
 from cnn_harness.base.fields import ONE_CALL
+from cnn_harness.harness.options.releases import VINTAGES, vintage
 from cnn_harness.harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, RunOptions, with_trait
 from cnn_harness.harness.run.option_values import drop_conflicting
 
-_GIVEN = (COMMAND_LINE, CONFIGURATION, RECORDED)
+# Older spellings and the release imply values, which the block must have, because it has neither.
+_GIVEN = (COMMAND_LINE, CONFIGURATION, RECORDED, "default of release", "default with")
 
 
 def given_values(options: RunOptions) -> dict[str, Any]:
-    """Return the values that a command line, a configuration or a recorded run gives, except those for a single call."""
-    left_out = with_trait(ONE_CALL)
-    return {
+    """Return the values that a command line, a configuration or a recorded run gives or implies, except those for a single
+    call."""
+    left_out, release = with_trait(ONE_CALL), options.values_release
+    # Releases that warm up differently would change the learning rate, so they are kept only if they are given.
+    of_release = {"release": release} if release in VINTAGES and vintage(release).warms_up_iterations else {}
+    return of_release | {
         name: value
         for name, value in options.values().items()
         if name not in left_out and options.sources.get(name, "").startswith(_GIVEN) and value is not None
