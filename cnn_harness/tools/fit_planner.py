@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from cnn_harness.base.errors import OptionError
 from cnn_harness.base.fields import opt
 from cnn_harness.emulator.cost_model import constants, memory_constants
 from cnn_harness.emulator.cost_model.constants import BOUNDS, NAMES, PRIOR, Constants
@@ -25,6 +26,7 @@ from cnn_harness.emulator.cost_model.memory_constants import MemoryConstants
 from cnn_harness.emulator.cost_model.systems import SYSTEMS
 from cnn_harness.harness.commands import answers
 from cnn_harness.harness.options.call import Call
+from cnn_harness.harness.options.sections import flag
 from cnn_harness.harness.reports import chart, output
 from cnn_harness.harness.reports.chart import ALL, AXIS, BLUE, RED, Box, Dot, Rows
 from cnn_harness.tools.planning import memory_facts, scaling
@@ -132,6 +134,8 @@ def main(call: Call) -> int:
         if file:
             output.check(file, output.SVG)
     if arguments.memory:
+        if other := next((name for name in ("gpus", "svg", "scaling") if getattr(arguments, name)), None):
+            raise OptionError(f"--memory and {flag(other)} exclude each other; give only one of them")
         return _fit_memory(arguments.write)
     rows = GPU_ROWS if arguments.gpus else ROWS
     cases = [case_of(row) for row in rows]
@@ -141,7 +145,7 @@ def main(call: Call) -> int:
     if arguments.write:
         _write(fitted, "GPU" if arguments.gpus else "FITTED")
     if arguments.svg:
-        output.write_atomically(arguments.svg, svg(inside, left_out), output.SVG)
+        output.write_atomically(arguments.svg, svg(rows, inside, left_out), output.SVG)
     if arguments.scaling:
         panels = scaling.panels(run_of(Call.of_values({"config": SCALED}, "train")).run.workload())
         output.write_atomically(arguments.scaling, chart.figure(panels, "ResNet-50 with LARS on 4 to 256 IPUs"), output.SVG)
@@ -206,14 +210,15 @@ def _sizes(errors: Sequence[float]) -> str:
     return f"{statistics.median(sizes):8.1f}{statistics.mean(sizes):8.1f}{max(sizes):8.1f}"
 
 
-def svg(inside: Sequence[float], left_out: Sequence[float]) -> str:
+def svg(rows: Sequence[Row], inside: Sequence[float], left_out: Sequence[float]) -> str:
     """Draw both errors of each row: a bar for the fit to all rows, a dot for the fit to the rows of all other systems."""
     names, marks = [], [Box(0, 0, AXIS, ALL, least=1, thick=1)]
-    for k, (row, first, second) in enumerate(zip(ROWS, inside, left_out)):
+    for k, (row, first, second) in enumerate(zip(rows, inside, left_out)):
         names.append(f"{row.name}, {row.system}")
         marks.append(Box(*sorted((0.0, 100 * first)), BLUE, k, "fitted to all trainings"))
         marks.append(Dot(100 * second, RED, k, "fitted without this system's trainings"))
-    panel = Rows("", names, marks, tick="{:+g} %", height=16, x_axis=(-25, 25))
+    most = max(25.0, *(105 * abs(error) for error in (*inside, *left_out)))
+    panel = Rows("", names, marks, tick="{:+g} %", height=16, x_axis=(-most, most))
     return chart.figure([panel], "Error of the predicted rate (images/s)")
 
 
