@@ -191,11 +191,11 @@ def test_found_mixup_plan_trains():
 
 OWN = """
 mine:
-  kind: GPU
+  kind: gpu
   devices: 8
   memory: 24 GB
   fp16_rate: 142 TFLOP/s
-  fp32_rate: 35.6e12
+  fp32_rate: 35.6e12 FLOP/s
   bandwidth: 936 GB/s
   machine_link: 200 Gbit/s
 twice: {like: A100-8, memory: 160 GB, devices: 16}
@@ -222,8 +222,17 @@ def test_own_systems_are_rows_of_the_same_table(tmp_path):
     [
         ("mine:\n  devcies: 8", (":2: unknown key 'devcies'; did you mean devices or tiles?", "Available: like, ")),
         ("mine:\n  like: POD17", (":2: like: POD17 is no system or chip; did you mean POD16",)),
-        ("mine:\n  like: POD16\n  memory: 900 W", (":3: memory is '900 W' but must be a number above 0, such as 80 GB",)),
-        ("mine:\n  like: POD16\n  devices: 1.5", (":3: devices is '1.5' but must be a whole number of 1 or more",)),
+        (
+            "mine:\n  like: POD16\n  memory: 900 W",
+            (":3: memory is '900 W' but must be a number above 0 with its unit, such as 80 GB",),
+        ),
+        ("mine:\n  like: POD16\n  memory: 900", (":3: memory is '900' but must be a number above 0 with its unit",)),
+        ("mine:\n  like: POD16\n  fp16_rate: 1 GFLOP/s", (":3: fp16_rate is 1 GFLOP/s but must be at least 1e+11 FLOP/s",)),
+        ("mine:\n  like: POD16\n  memory:", (":3: memory has no value",)),
+        ("mine:\n  chip: A10", (":2: chip: A10 is no chip; did you mean A100", "Available: ")),
+        ("mine:\n  like: A100-8\n  kind: gup", (":3: kind: gup is no kind of chip; did you mean GPU?",)),
+        ("mine:\n  like: POD16\n  devices: 1e20", (":3: devices is '1e20' but must be a whole number from 1 to 65,536",)),
+        ("mine:\n  like: POD16\n  devices: 1.5", (":3: devices is '1.5' but must be a whole number from 1 to 65,536",)),
         ("mine:\n  like: POD16\n  matrix_share: 2", (":3: matrix_share is 2 but must be between 0.1 and 0.95",)),
         ("mine:\n  kind: GPU", (":2: mine has no devices; give it",)),
         ("", ("the file has no systems",)),

@@ -28,6 +28,7 @@ SOURCES = {
 }
 KIB, GB = 1024, 10**9
 IPU = "IPU"
+KINDS = (IPU, "GPU", "TPU")
 FIRST_SDK, LAST_SDK = 2.0, 2.5  # rates were published for these and the releases between them.
 UNTILED_CLOCK = 1e9  # the cycles of a chip without tiles are nanoseconds.
 
@@ -190,10 +191,10 @@ def read(name: str, row: Row) -> System:
     machine = values.get("machine", devices)
     device = Device(
         name=values.get("chip", name), kind=values["kind"], tiles=tiles, threads=values.get("threads", 0),
-        tile_memory=values["memory"] / tiles, clock=clock, half_macs=round(values["fp16_rate"] / (2 * cycles), 6),
-        single_macs=round(values["fp32_rate"] / (2 * cycles), 6), vector_macs=vector and vector / (2 * cycles),
-        bandwidth=round(values["bandwidth"] / cycles, 6),
-        exchange=round(values.get("exchange", values["bandwidth"]) / cycles, 6),
+        tile_memory=values["memory"] / tiles, clock=clock, half_macs=_rounded(values["fp16_rate"] / (2 * cycles)),
+        single_macs=_rounded(values["fp32_rate"] / (2 * cycles)), vector_macs=vector and vector / (2 * cycles),
+        bandwidth=_rounded(values["bandwidth"] / cycles),
+        exchange=_rounded(values.get("exchange", values["bandwidth"]) / cycles),
         link=values.get("link", values["bandwidth"]), sdk=values.get("sdk", FIRST_SDK) if values["kind"] == IPU else None,
     )  # fmt: skip
     host_link = values.get("host_link", 12.5e9)
@@ -206,6 +207,11 @@ def read(name: str, row: Row) -> System:
         price=values.get("price"), source=values.get("source", ""),
         constants=Constants(**{each: values.get(each, getattr(usual, each)) for each in NAMES}),
     )  # fmt: skip
+
+
+def _rounded(number: float) -> float:
+    """Return a number with eight digits, so that equal chips are equal whatever their clock."""
+    return float(f"{number:.8g}")
 
 
 def _rows() -> dict[str, Row]:

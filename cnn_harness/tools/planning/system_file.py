@@ -9,7 +9,7 @@ my-server:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -18,15 +18,18 @@ from cnn_harness.base.fields import short
 from cnn_harness.base.plugins import did_you_mean
 from cnn_harness.emulator.cost_model import systems
 from cnn_harness.emulator.cost_model.constants import BOUNDS
-from cnn_harness.emulator.cost_model.systems import CHIPS, KEYS, ROWS, System, by_name
+from cnn_harness.emulator.cost_model.systems import CHIPS, KEYS, KINDS, ROWS, System, by_name
 from cnn_harness.harness.options.configs import ConfigFile, Entry
 
 LIKE = "like"
+NAMED = {"chip": (CHIPS, "chip"), "kind": (KINDS, "kind of chip")}
 COUNTS = ("devices", "machine", "pod", "tiles", "threads", "processes")
 _PREFIXES = {"": 1.0, **{letter: 1000.0 ** (k + 1) for k, letter in enumerate("kMGTPE")}}
 _PREFIXES |= {f"{letter}i": 1024.0 ** (k + 1) for k, letter in enumerate(("K", "M", "G", "T", "P"))} | {"K": 1000.0}
 _EXAMPLES = {"B": "80 GB", "B/s": "600 GB/s or 200 Gbit/s", "FLOP/s": "312 TFLOP/s", "W": "400 W", "Hz": "1.33 GHz"}
-_MOST = 1e24
+# Rates are 0 images/s with less, and searches endless with more chips.
+_LEAST = {"B": 1e6, "B/s": 1e8, "FLOP/s": 1e11, "Hz": 1e6, "bandwidth": 1e10, "exchange": 1e10}
+_MOST, _MOST_COUNTED = 1e24, 65_536
 
 
 def chosen(words: Sequence[str], option: str = "--system ") -> tuple[System, ...]:
@@ -68,29 +71,45 @@ def _start(entries: Mapping[str, Entry]) -> Mapping[str, Any]:
     """Return the row that `like` names."""
     if LIKE not in entries:
         return {}
-    entry, by_name = entries[LIKE], {name.upper(): row for name, row in (*CHIPS.items(), *ROWS.items())}
-    name = str(entry.value)
-    if name.upper() not in by_name:
-        known = [*CHIPS, *ROWS]
+    entry, known = entries[LIKE], {**CHIPS, **ROWS}
+    row = known[_one_of(known, "system or chip", LIKE, entry)]
+    return {**CHIPS.get(row.get("chip", ""), {}), **row}
+
+
+def _one_of(known: Collection[str], what: str, key: str, entry: Entry) -> str:
+    """Return the name in `known` that an entry means, in upper or lower case."""
+    name = text(key, entry)
+    found = {each.upper(): each for each in known}.get(name.upper())
+    if found is None:
         raise OptionError(
-            f"{entry.where}: like: {short(name)} is no system or chip{did_you_mean(name, known)}",
+            f"{entry.where}: {key}: {short(name)} is no {what}{did_you_mean(name, list(known))}",
             f"Available: {', '.join(known)}",
         )
-    row = by_name[name.upper()]
-    return {**CHIPS.get(row.get("chip", ""), {}), **row}
+    return found
+
+
+def text(key: str, entry: Entry) -> str:
+    """Return the value of a key as text. Raise OptionError if it has no value."""
+    if entry.value is None:
+        raise OptionError(f"{entry.where}: {key} has no value; give one, or delete the line")
+    return str(entry.value)
 
 
 def _value(key: str, entry: Entry) -> Any:
     """Return the value of a key: a text, a count, or a number in the key's unit."""
-    unit, text = KEYS[key], str(entry.value)
+    if key in NAMED:
+        return _one_of(*NAMED[key], key, entry)
+    unit, given = KEYS[key], text(key, entry)
     if unit is None:
-        return text
-    number = quantity(text, unit)
-    if key in COUNTS and (number is None or number != int(number)):
-        raise OptionError(f"{entry.where}: {key} is '{short(text)}' but must be a whole number of 1 or more")
+        return given
+    number = quantity(given, unit)
+    if key in COUNTS and (number is None or number != int(number) or number > _MOST_COUNTED):
+        raise OptionError(f"{entry.where}: {key} is '{short(given)}' but must be a whole number from 1 to {_MOST_COUNTED:,}")
     if number is None:
-        example = _EXAMPLES.get(unit, "12.5")
-        raise OptionError(f"{entry.where}: {key} is '{short(text)}' but must be a number above 0, such as {example}")
+        what = f"a number above 0 with its unit, such as {_EXAMPLES[unit]}" if unit else "a number above 0, such as 12.5"
+        raise OptionError(f"{entry.where}: {key} is '{short(given)}' but must be {what}")
+    if number < (least := _LEAST.get(key, _LEAST.get(unit, 0))):
+        raise OptionError(f"{entry.where}: {key} is {short(given)} but must be at least {least:g} {unit}")
     if key in BOUNDS and not BOUNDS[key][0] <= number <= BOUNDS[key][1]:
         low, high = BOUNDS[key]
         raise OptionError(f"{entry.where}: {key} is {number:g} but must be between {low:g} and {high:g}")
@@ -98,7 +117,8 @@ def _value(key: str, entry: Entry) -> Any:
 
 
 def quantity(text: str, unit: str) -> float | None:
-    """Return a number such as "80 GB" in a unit such as "B". Return None for another unit, or for a number not above 0."""
+    """Return a number such as "80 GB" in a unit such as "B". Only watts need no unit. Return None for another unit, or for a
+    number not above 0."""
     found = re.fullmatch(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*(.*?)\s*", text)
     try:
         number = float(found[1]) if found else 0.0
@@ -108,8 +128,8 @@ def quantity(text: str, unit: str) -> float | None:
     factor = 1.0
     if unit.startswith("B") and "bit" in rest:
         rest, factor = rest.replace("bit", "B"), 1 / 8
-    prefix = rest.removesuffix(unit) if unit else rest
-    if prefix not in _PREFIXES or (prefix and not unit):
+    prefix, needed = rest.removesuffix(unit), unit in _LEAST and not rest.endswith(unit)
+    if prefix not in _PREFIXES or (prefix and not unit) or needed:
         return None
     number *= factor * _PREFIXES[prefix]
     return number if 0 < number < _MOST else None
