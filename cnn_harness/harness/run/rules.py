@@ -399,6 +399,16 @@ def native_arithmetic(run: Run) -> Iterator[str]:
         yield "warning: --native-arithmetic makes this slow, because this processor has no BF16 units"
 
 
+def hadamard(run: Run) -> Iterator[str]:
+    """Warn about a Hadamard transform of single images, which changes nothing."""
+    size = run.plan.micro_batch_size
+    if run.plan.precision.hadamard and run.plan.precision.may_rotate and size % 2:
+        yield (
+            f"warning: --hadamard has no effect with --micro-batch-size {size}, because it transforms 2, 4, 8 or 16 images "
+            "at once; give an even micro-batch"
+        )
+
+
 def memory_proportions(run: Run) -> None:
     """Reject --available-memory-proportion unless it has one value, or two for each shard of a pipeline.
 
@@ -456,6 +466,6 @@ EVERY_RUN: tuple[Rule, ...] = (
     run_name, profiles, model_notes, data_set, validation_images, optimiser, native_arithmetic, memory_proportions,
 )  # fmt: skip
 TRAINING: tuple[Rule, ...] = (
-    mixing, averages, classes, label_smoothing, learning_rate, loss_scale, batch_statistics,
+    mixing, averages, classes, label_smoothing, learning_rate, loss_scale, hadamard, batch_statistics,
     options_without_effect,
 )  # fmt: skip

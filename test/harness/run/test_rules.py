@@ -28,6 +28,7 @@ WARNED = [  # words, environment, start of the note
     ("--abs-learning-rate 1000", {}, "warning: the learning rate rises to 1000"),
     ("--precision 16.16 --loss-scaling 1e20", {}, "warning: --loss-scaling 1e+20"),
     ("--optimiser Adam", {}, "warning: --optimiser Adam"),
+    ("--activation-format nvfp4 --gradient-format nvfp4 --hadamard --batch-size 3", {}, "warning: --hadamard has no effect"),
     ("--batch-norm --batch-size 1", {}, "warning: batch norm sees one image"),
     ("", {"TF_CONFIG": TWO}, "warning: each of the 2 processes of TF_CONFIG"),
     ("--momentum 0.5", {}, "--momentum 0.5 has no effect with --optimiser SGD"),
