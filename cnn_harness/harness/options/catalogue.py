@@ -18,7 +18,7 @@ from cnn_harness.base import plugins
 from cnn_harness.base.errors import OptionError
 from cnn_harness.base.fields import META, decimal_number, is_text, short, whole_number
 from cnn_harness.base.plugins import did_you_mean
-from cnn_harness.harness.options.other_names import OTHER_VALUES
+from cnn_harness.harness.options.other_names import OF_OTHER_OPTIONS, OTHER_VALUES
 from cnn_harness.harness.options.sections import COMMAND_LINE, SECTIONS, flag
 
 LARGEST = 3.4028235e38  # the largest FP32 number: the device computes in FP32
@@ -82,8 +82,9 @@ class Option:
         chosen = {choice.lower(): choice for choice in self.meta["choices"]}.get(str(raw).lower())
         if chosen is None:
             known = ", ".join(self.meta["choices"])
-            other = OTHER_VALUES.get(self.name, {}).get(str(raw).lower())
-            hint = f"; use {other}" if other else did_you_mean(str(raw), self.meta["choices"])
+            other, place = (each.get(self.name, {}).get(str(raw).lower()) for each in (OTHER_VALUES, OF_OTHER_OPTIONS))
+            hint = f"; give it as {place}" if place else did_you_mean(str(raw), self.meta["choices"])
+            hint = f"; use {other}" if other else hint
             raise OptionError(f"{self._named(where)} is '{short(raw)}' but must be one of {known}{hint}")
         return self.base(chosen)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from cnn_harness.emulator.plan.number_formats import OPERAND_NAMES
+
 _RATE = "--abs-learning-rate RATE, or --base-learning-rate-exponent for a rate proportional to the batch"
 _RATE_OR_CURVE = f"{_RATE}, and --lr-schedule for its curve"
 _STEPS = "--iterations with the number of weight updates"
@@ -105,4 +107,8 @@ OTHER_VALUES = {
         **dict.fromkeys(("mixed", "amp", "16-mixed", "mixed_float16"), "16.32"),
         "fp8": "8.16",
     },
+}
+# Values that other options take.
+OF_OTHER_OPTIONS = {
+    "precision": dict.fromkeys(OPERAND_NAMES, "--weight-format, --activation-format and --gradient-format"),
 }

@@ -21,7 +21,7 @@ from cnn_harness.emulator.plan.options import PASSES
 from cnn_harness.harness.commands import entry
 from cnn_harness.harness.options import catalogue, configs
 from cnn_harness.harness.options.call import DEFAULT_CONFIG_PATH, Call, Parsed
-from cnn_harness.harness.options.other_names import OTHER_NAMES, OTHER_VALUES
+from cnn_harness.harness.options.other_names import OF_OTHER_OPTIONS, OTHER_NAMES, OTHER_VALUES
 from cnn_harness.harness.run import cli
 
 CIFAR = ("--dataset", "cifar-10")
@@ -344,7 +344,7 @@ def test_foreign_options_point_to_existing_ones():
     flags = {*known.flags(), "--restore-path"}
     assert not [name for name in OTHER_NAMES if f"--{name}" in flags]
     assert all({*values.values()} <= {*known.options[name].meta["choices"]} for name, values in OTHER_VALUES.items())
-    for answer in OTHER_NAMES.values():
+    for answer in (*OTHER_NAMES.values(), *(each for values in OF_OTHER_OPTIONS.values() for each in values.values())):
         assert [word for word in re.findall(r"--[a-z-]+", answer) if word not in flags] == []
 
 
