@@ -145,6 +145,7 @@ def test_found_plan_runs(given, tmp_path):
         ("--config quickstart --html /no/such/folder/x.html", "/no/such/folder"),
         ("--restore-path /no/such/run", "/no/such/run"),
         ("--config quickstart --vary nosuch", "--nosuch"),
+        ("--config quickstart --precision nvfp4", "give it as --weight-format, --activation-format and --gradient-format"),
         ("--config quickstart --grid 0", "--grid is '0' but must be above 0 and at most 10000"),
         ("--config quickstart --pue 0.9", "--pue is '0.9' but must be between 1 and 10"),
         ("--config quickstart --vary a b c d e f g", "give at most 6"),
@@ -271,7 +272,7 @@ def test_calibration_reduces_errors(tmp_path):
     assert "fits one system" in run("plan", "--calibrate", file).err
 
 
-def test_costs_are_printed_if_rates_are_given():
+def test_costs_are_printed_if_rates_are_given(tmp_path):
     """Energy grows with PUE, CO2 with energy, and money with the hours of the system."""
     words = ("plan", "--config", "mk2_efficientnet_b4_g16_16ipus")
     plain = json.loads(succeed(*words, "--json", "-").out)
@@ -282,3 +283,13 @@ def test_costs_are_printed_if_rates_are_given():
     assert costs["money"] == pytest.approx(40 * plain["hours"])
     assert "  costs: 145.8 kWh with PUE 1.2, " in succeed(*words, "--pue", 1.2, "--grid", 480).out
     assert "costs:" not in succeed(*words).out
+    (tmp_path / "own.yml").write_text(OWN)
+    unknown = ("plan", "--config", "quickstart", "--system", tmp_path / "own.yml", "--pue", 1.2, "--grid", 480)
+    assert "  costs: unknown, because mine has no watts\n" in succeed(*unknown).out
+    (mine, _) = json.loads(succeed(*unknown, "--json", "-").out)
+    assert mine["costs"] == {"kilowatt_hours": None, "kilograms_of_co2": None}
+
+
+def test_formats_below_16_bits_are_noted():
+    note = "  the plan counts e4m3fnuz, e5m2fnuz as FP16: no time or memory is saved\n"
+    assert note in succeed("plan", "--config", "quickstart", "--precision", "8.16").out

@@ -147,6 +147,12 @@ class Precision:
         return any(isinstance(each, kinds) and not each.contains(self.compute) for each in used)
 
     @property
+    def narrow_operands(self) -> tuple[str, ...]:
+        """The names of the operands' formats with fewer than 16 bits."""
+        used = dict.fromkeys((*self.operands, *(each for _, each in self.exceptions)))
+        return tuple(each.name for each in used if isinstance(each, BlockFormat) or each.bits < FP16.bits)
+
+    @property
     def may_rotate(self) -> bool:
         """True if the operands of a weights' gradient may have block formats, so that they can be transformed."""
         return any(

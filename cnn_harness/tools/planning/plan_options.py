@@ -184,6 +184,10 @@ def run_of(call: Call, environ: Mapping[str, str] = os.environ, *, training: boo
     run, cluster, _ = prepare(options, alone, training=training, total_replicas=recorded.get("total_replicas"))
     if training and generates:  # Generated data skip this check, but the planned training will not.
         rules.check_mixable(run.options.dataset, run.plan.micro_batch_size)
+    if narrow := run.plan.precision.narrow_operands:
+        assumed.append(
+            f"the plan counts {', '.join(narrow)} as {run.plan.precision.compute.name}: no time or memory is saved"
+        )
     notes = [note for note in parsed.notes if not note.startswith(cli.WITHOUT_EFFECT)]
     return Prepared(run, cluster, (*notes, *assumed))
 
