@@ -145,6 +145,10 @@ def test_found_plan_runs(given, tmp_path):
         ("--config quickstart --html /no/such/folder/x.html", "/no/such/folder"),
         ("--restore-path /no/such/run", "/no/such/run"),
         ("--config quickstart --vary nosuch", "--nosuch"),
+        ("--config quickstart --vary help", "--vary help: --help is an option of train.py"),
+        ("--config quickstart --dry-run=yes", "--dry-run is an option of train.py"),
+        ("--system POD16 --calibrate rates.yml --json -", "leave out --json"),
+        ("--system POD16 --calibrate rates.yml --epochs 3", "leave out --epochs"),
         ("--config quickstart --precision nvfp4", "give it as --weight-format, --activation-format and --gradient-format"),
         ("--config quickstart --grid 0", "--grid is '0' but must be above 0 and at most 10000"),
         ("--config quickstart --pue 0.9", "--pue is '0.9' but must be between 1 and 10"),
@@ -265,10 +269,21 @@ def test_calibration_reduces_errors(tmp_path):
     own.write_text(out.partition("# for a file that you give as --system\n")[2])
     slower = json.loads(succeed("plan", *words[0].split(), "--system", own, "--json", "-").out)
     assert slower["images_per_second"] < 0.9 * rates[0]["images_per_second"]
-    file.write_text("\n".join(rows[:2]))
-    assert "2 measured rates; give 3 or more" in run("plan", "--system", "V100-1", "--calibrate", file).err
-    file.write_text(rows[0].replace("rate:", "rat:"))
-    assert f"{file}:1: unknown key 'rat'; did you mean rate?" in run("plan", "--system", "V100-1", "--calibrate", file).err
+    own.write_text("V100-1: {like: V100-1, memory: 32 GB}")
+    assert f"# add these lines to V100-1 in {own}\n" in succeed("plan", "--system", own, "--calibrate", file).out
+    wrong = {
+        "\n".join(rows[:2]): ": 2 measured rates; give 3 or more",
+        rows[0]: ": 1 measured rate; give 3 or more",
+        rows[0].replace("rate:", "rat:"): ":1: unknown key 'rat'; did you mean rate?",
+        "r0: {rate: 1e-9, options: --help}": ":1: rate is '1e-9' but must be a number of images/s from 0.001 to 1e+12",
+        "r0: {rate: 9, options: }": ":1: options has no value",
+        "r0: {rate: 9, options: --help}": ":1: --help is an option of train.py",
+        f"r0: {{rate: 9, options: {trainings[0]} --dataset imagenet --shards 2 --pipeline --pipeline-splits x}}": ":1: ",
+    }
+    for text, part in wrong.items():
+        file.write_text(text)
+        result = run("plan", "--system", "V100-1", "--calibrate", file)
+        assert result.code == 2 and f"{file}{part}" in result.err, result.err
     assert "fits one system" in run("plan", "--calibrate", file).err
 
 

@@ -14,22 +14,23 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cnn_harness.base.errors import OptionError, parts
+from cnn_harness.base.errors import OptionError, WrongInput, parts
 from cnn_harness.base.fields import short
 from cnn_harness.base.plugins import did_you_mean
 from cnn_harness.emulator.cost_model.constants import BOUNDS, FACTORS, NAMES, PRIOR, Constants
 from cnn_harness.emulator.cost_model.kernels import SegmentCosts
 from cnn_harness.emulator.cost_model.prediction import check_tiles, predict
-from cnn_harness.emulator.cost_model.systems import ROWS, System, smallest_holding
+from cnn_harness.emulator.cost_model.systems import SYSTEMS, System, smallest_holding
 from cnn_harness.emulator.cost_model.workload import Workload
 from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.options.configs import ConfigFile
-from cnn_harness.tools.planning.plan_options import run_of
-from cnn_harness.tools.planning.system_file import quantity
+from cnn_harness.tools.planning.plan_options import check_plans, run_of
+from cnn_harness.tools.planning.system_file import quantity, text
 
 RATE_ERROR = 0.05
 STEPS = 30
 LEAST_ROWS = 3
+RATES = (1e-3, 1e12)  # images/s
 _KEYS = ("rate", "options")
 
 
@@ -90,19 +91,24 @@ def read(path: str, system: System) -> list[Case]:
             raise OptionError(
                 f"{where}: '{short(name)}' has no {missing[0]}; give a rate in images/s and options of train.py"
             )
-        rate, options = entries["rate"], entries["options"]
-        number = quantity(str(rate.value), "")
-        if number is None:
-            raise OptionError(f"{rate.where}: rate is '{short(str(rate.value))}' but must be a number of images/s above 0")
+        rate, options = (text(key, entries[key]) for key in _KEYS)
+        number, where = quantity(rate, ""), entries["options"].where
+        if number is None or not RATES[0] <= number <= RATES[1]:
+            low, high = RATES
+            raise OptionError(
+                f"{entries['rate'].where}: rate is '{short(rate)}' but must be a number of images/s from {low:g} to {high:g}"
+            )
         try:
-            work = run_of(Call.of_words(shlex.split(str(options.value)), "train")).run.workload()
+            call = Call.of_words(shlex.split(options), "train")
+            check_plans(call)
+            work = run_of(call).run.workload()
             check_tiles(work, smallest_holding(system, work.plan.ipus))
-        except (OptionError, ValueError) as error:
-            texts = parts(error, f"{options.where}: ") if isinstance(error, OptionError) else (f"{options.where}: {error}",)
-            raise OptionError(*texts) from None
+        except (WrongInput, ValueError) as error:
+            raise OptionError(*parts(error, f"{where}: ")) from None
         cases.append(Case(name, number, work, system))
     if len(cases) < LEAST_ROWS:
-        raise OptionError(f"{path}: {len(cases)} measured rates; give {LEAST_ROWS} or more, from different trainings")
+        count = f"{len(cases)} measured rate{'s' * (len(cases) != 1)}"
+        raise OptionError(f"{path}: {count}; give {LEAST_ROWS} or more, from different trainings")
     return cases
 
 
@@ -124,7 +130,7 @@ def report(path: str, system: System) -> str:
         "",
     ]
     shipped, changed = (
-        system.name in ROWS,
+        SYSTEMS.get(system.name) == system,
         [name for name in NAMES if getattr(fitted, name) != getattr(system.constants, name)],
     )
     lines += ["# for a file that you give as --system", f"{system.name}-calibrated:", f"  like: {system.name}"] * shipped

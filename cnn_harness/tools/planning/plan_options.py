@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import combinations
 from pathlib import Path
 from string import ascii_uppercase
@@ -30,7 +30,7 @@ from cnn_harness.tools.planning.costs import Rates
 
 MAX_PROCESSES = 65536
 MAX_VARIED = 6
-TRAINING_ONLY = ("dry_run", "explain", "summary")  # cnn plan rejects these options of train.py.
+PRINTING = ("help", "version", "list_configs", "dry_run", "explain", "summary")
 FOLDERS = "imagefolder"  # This data set is read, because the number of classes depends on the files.
 
 
@@ -109,8 +109,7 @@ def parse(call: Call) -> PlanRequest:
         "To list them, run python train.py --help.",
     )
     call = replace(call, bare=words)
-    for word in (flag(name) for name in TRAINING_ONLY if name in call):
-        raise OptionError(f"{word} is an option of train.py: run python train.py {word} with the other options")
+    check_plans(call)
     for option, target, kind in (("--json", known.json, output.JSON), ("--html", known.html, output.PAGE)):
         if (option, target) == ("--html", "-"):
             raise OptionError("--html needs a file name; only --json can write to standard output (-)")
@@ -118,10 +117,8 @@ def parse(call: Call) -> PlanRequest:
             output.check(target, kind)
     if known.json and known.html and Path(known.json).resolve() == Path(known.html).resolve():
         raise OptionError(f"--json and --html both name {known.json}; give two different files")
-    if known.calibrate and len(known.system) != 1:
-        raise OptionError(
-            f"--calibrate {short(known.calibrate)} fits one system; give it as --system NAME or --system FILE.yml"
-        )
+    if known.calibrate:
+        _check_calibrates(known, call)
     if known.inference and known.search:
         raise OptionError("--search finds plans for training only; leave out --search or --inference")
     names = list(dict.fromkeys(known.config))
@@ -134,6 +131,24 @@ def parse(call: Call) -> PlanRequest:
     )  # fmt: skip
 
 
+def check_plans(call: Call, where: str = "") -> None:
+    """Raise OptionError if a call has an option of train.py that prints something instead of training."""
+    for word in (flag(name) for name in PRINTING if name in call):
+        raise OptionError(f"{where}{word} is an option of train.py: run python train.py {word} with the other options")
+
+
+def _check_calibrates(known: PlanOptions, call: Call) -> None:
+    """Raise OptionError if --calibrate is given with options that it does not read, or without one system."""
+    unread = [flag(each.name) for each in fields(PlanOptions) if each.name not in ("calibrate", "system")
+              and getattr(known, each.name) != each.default]  # fmt: skip
+    for word in (*unread, *call.bare, *(written for written, _ in call.given)):
+        raise OptionError(f"--calibrate reads its trainings from its file and prints text only; leave out {short(word)}")
+    if len(known.system) != 1:
+        raise OptionError(
+            f"--calibrate {short(known.calibrate)} fits one system; give it as --system NAME or --system FILE.yml"
+        )
+
+
 def _varied(label: str, call: Call, texts: Sequence[str]) -> Iterator[PlanCall]:
     """Yield the call with each combination of changes, first those with few changes."""
     if len(texts) > MAX_VARIED:
@@ -144,6 +159,7 @@ def _varied(label: str, call: Call, texts: Sequence[str]) -> Iterator[PlanCall]:
             words = shlex.split(text if text.startswith("-") else f"--{text}")
         except ValueError as error:
             raise OptionError(f"--vary {short(text)}: {error}; give options as on a command line") from None
+        check_plans(Call.of_words(words, "train"), f"--vary {short(text)}: ")
         changes.append((letter, words))
     for count in range(len(changes) + 1):
         for chosen in combinations(changes, count):
