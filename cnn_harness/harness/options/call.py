@@ -102,6 +102,7 @@ class Call:
         """
         flags, bare, mine, others = own.flags(), list(self.bare), {}, []
         of_script = all_options(self.script).flags() if self.script else {}
+        assigned = {word.partition("=")[0].replace("_", "-") for word in self.words if "=" in word}
         for written, arguments in self.given:
             is_abbreviated = not any(each.startswith(written) for each in of_script)
             full = full_flag(written, flags) if is_abbreviated else written
@@ -113,7 +114,7 @@ class Call:
                 continue
             if "" in arguments:
                 raise OptionError(f"{written} needs a value, but the given value is empty")
-            count = flags[full].most(len(arguments))
+            count = flags[full].most(len(arguments)) or int(written in assigned)  # --dry-run=yes is an error of its own
             before = mine.pop(full, ()) if flags[full].takes == "several" else ()
             mine[full] = (*before, *arguments[:count])
             bare += arguments[count:]

@@ -93,6 +93,7 @@ def test_wrong_options_are_rejected(words, parts, tmp_path):
         ("train --config quickstart --gpu 0", "--gpu --device"),
         ("train --config quickstart --amp", "--amp --precision auto"),
         ("train data=raw epochs=5", "write --data-dir raw --epochs 5"),
+        ("sweep s.yml --dry-run=yes", "--dry-run takes no value, not yes"),
     ],
 )
 def test_hint_names_what_was_meant(call, parts, tmp_path):
