@@ -138,6 +138,8 @@ def main(call: Call) -> int:
     top = Path(given.logs_path) / name
     made = (_trial(values, entries, shared, top) for values in _value_sets(name, entries))
     trials = list({trial.name: trial for trial in made}.values())  # drop duplicates
+    if file_there := [each for each in (top, *top.parents) if each.exists() and not each.is_dir()]:
+        raise OptionError(f"--logs-path {given.logs_path}: {file_there[0]} is not a folder; give another one")
     notes = [note for trial in trials for note in _check(trial, f"{path}: {name}", metric)]
     count = "1 trial" if len(trials) == 1 else f"{len(trials)} trials"
     print(f"{name}: {count} in {top}, {given.jobs} at a time", *dict.fromkeys(notes), sep="\n", flush=True)
@@ -274,7 +276,9 @@ def _text(value: Any) -> str:
 
 
 def _check(trial: Trial, where: str, metric: str) -> list[str]:
-    """Return warnings about a trial. Raise OptionError if train.py would reject its options."""
+    """Return warnings about a trial. Raise OptionError if the sweep or train.py would reject its options."""
+    if own := [name for name in RESERVED if name in trial.call]:
+        raise OptionError(f"{where}: the sweep sets {flag(own[0])} for each trial; leave it out")
     try:
         parsed = answers.resolve(trial.call)
         run, _, notes = prepare(parsed.options, os.environ, parsed.notes)
@@ -327,6 +331,8 @@ class Sweep:
         """Train a trial, and record its result."""
         while locks.is_locked(trial.folder) and not self._children.sent:  # it still runs if its sweep was killed
             time.sleep(_EVERY)
+        if self._children.sent:  # do not empty the output of a trial that will not start
+            return
         words = [*trial.words, *[f"--seed={SEED}"] * ("seed" not in trial.call)]
         with files.append(trial.output) as output:
             output.truncate(0)

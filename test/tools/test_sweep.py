@@ -67,11 +67,31 @@ def test_random_values_survive_added_trials_and_options(tmp_path):
         ("  random:\n    trials: 2\n    momentum: {low: 1, high: 0.5}\n", (), "s.yml:5: momentum"),
         ("  grid:\n    momentum: [0.8, fast]\n", (), "trial momentum=fast: "),
         ("  grid:\n    validation: [false]\n", (), "--metric training-loss"),
+        ("  log-dir: x\n  grid: {momentum: [1]}\n", (), "the sweep sets --log-dir for each trial"),
+        ("  grid: {momentum: [1]}\n", ("--restore-path", "x"), "the sweep sets --restore-path for each trial"),
     ],
 )  # fmt: skip
 def test_wrong_sweeps_are_rejected(text, words, named, tmp_path):
     refused = listed(tmp_path, HEAD + text, *words)
     assert refused.code == 2 and named in refused.err and not (tmp_path / "logs").exists()
+
+
+def test_file_as_folder_is_rejected(tmp_path):
+    (tmp_path / "logs").write_text("kept")
+    refused = listed(tmp_path, GRID)
+    assert refused.code == 2 and f"{tmp_path / 'logs'} is not a folder" in refused.err
+
+
+def test_stopped_sweep_keeps_output(tmp_path):
+    """Trials that do not start emptied the output of their last run."""
+    output = tmp_path / "output" / "0.txt"
+    output.parent.mkdir()
+    output.write_text("error: out of memory")
+    trial = sweep.Trial(name="0", values={}, call=Call.of_values({}, "train"), folder=tmp_path / "0", output=output)
+    stopped = sweep.Sweep([trial], "validation-accuracy", tmp_path / "sweep.csv")
+    stopped._children.stop()
+    stopped._train(trial, [0])
+    assert output.read_text() == "error: out of memory" and stopped.results["0"].state == "waiting"
 
 
 @pytest.mark.parametrize(("config", "released"), [("quickstart", set()), ("mk2_resnet50_base", {"release"})])
