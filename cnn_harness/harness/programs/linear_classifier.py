@@ -2,8 +2,8 @@
 
 The loss is mean_i w_i * CE(softmax(x_i W + b), y_i) + penalty / 2 * |W|^2 on standardised features. The loss is convex, so
 its minimum does not depend on a learning rate, a batch size or the order of the samples. Cross-validation chooses the
-penalty with the lowest loss on the held-out samples. The folds are blocks of neighbours, because neighbouring files are
-often similar.
+strongest penalty whose loss on the held-out samples is close to the lowest. The folds are blocks of neighbours, because
+neighbouring files are often similar.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ import numpy as np
 
 PENALTIES = tuple(10.0**k for k in (1, 0.5, 0, -0.5, -1, -1.5, -2, -2.5, -3, -4))  # The order is from strong to weak.
 FOLDS = 5
+# Mean losses that differ by less count as equal. If classes are separable, the loss falls with the penalty to zero, and a
+# weak penalty gains nothing but large weights. This is absolute, because each loss is then a fraction of the one before.
+CLOSE = 0.01
 MAX_SEARCHED = 4096  # Cross-validation uses at most this many samples.
 TOLERANCE = 1e-4  # L-BFGS stops if no component of the gradient is larger than this.
 _LEAST_DEVIATION = 0.1  # Standardisation divides by at least this share of the features' root-mean-square deviation.
@@ -22,7 +25,8 @@ _STEPS = 200  # L-BFGS takes at most this many steps.
 
 
 def choose_penalty(features: np.ndarray, labels: np.ndarray, classes: int, weights: np.ndarray) -> tuple[float, float]:
-    """Return the penalty with the lowest loss on the held-out folds, and the accuracy on these folds in per cent.
+    """Return the strongest penalty whose mean loss on the held-out folds is at most CLOSE above the lowest, and the accuracy
+    on these folds in per cent.
 
     If no class has two samples, cross-validation is impossible and the accuracy is NaN. The arguments are the same as in
     `fit`.
@@ -34,19 +38,19 @@ def choose_penalty(features: np.ndarray, labels: np.ndarray, classes: int, weigh
     x, labels, weights = _coordinates(features[searched])[0], labels[searched], weights[searched]
     fold = folds(x, labels)
     solutions: list[np.ndarray | None] = [None] * FOLDS
-    best = (np.inf, PENALTIES[0], 0.0)
+    scores: list[tuple[float, float, float]] = []  # mean loss, penalty and accuracy
     for penalty in PENALTIES:
         loss, right = 0.0, 0
         for k, solution in enumerate(solutions):
             held_out = fold == k
             solutions[k] = found = _minimise(x[~held_out], labels[~held_out], weights[~held_out], classes, penalty, solution)
             logits = x[held_out] @ found[:-1] + found[-1]
-            loss += _loss(logits, labels[held_out], weights[held_out])[0].sum()
+            loss += _loss(logits, labels[held_out], weights[held_out])[0].sum() / weights.sum()
             right += int((logits.argmax(1) == labels[held_out]).sum())
-        if loss > 1.05 * best[0]:  # A weaker penalty would only overfit more.
+        scores.append((loss, penalty, 100 * right / len(x)))
+        if loss > 1.05 * min(scores)[0]:  # A weaker penalty would only overfit more.
             break
-        best = min(best, (loss, penalty, 100 * right / len(x)))
-    return best[1:]
+    return next(score[1:] for score in scores if score[0] <= min(scores)[0] + CLOSE)
 
 
 def fit(

@@ -42,6 +42,13 @@ def test_cross_validation_separates_noise_from_structure():
     np.testing.assert_array_equal((clear @ kernel + bias).argmax(1), labels)
 
 
+def test_separable_classes_get_no_large_weights():
+    """The loss falls with the penalty to zero, but below 0.01 it counts as equal."""
+    x, labels = clusters(90, 20, 3, 0.1)
+    penalty, accuracy = choose_penalty(x, labels, 3, ONES)
+    assert accuracy == 100 and 0.005 < penalty < 0.05
+
+
 def test_cross_validation_covers_all_classes(monkeypatch):
     """The order of the samples does not matter. Only every fifth sample is used in the search."""
     monkeypatch.setattr("cnn_harness.harness.programs.linear_classifier.MAX_SEARCHED", 40)
