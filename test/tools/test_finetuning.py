@@ -155,11 +155,27 @@ def test_decision_against_training_is_kept(tmp_path, monkeypatch):
     assert again.code == 0 and "In its trial, training did not help. To train nevertheless, give --epochs " in again.out
     assert run("restore", "--restore-path", logs).code == 0
     assert run("runs", tmp_path).out.count("complete") == 1
+    rows = (logs / "validation.csv").read_text()
+    (logs / "validation.csv").write_text(rows.splitlines(keepends=True)[0])  # as if it was killed before the validation
+    assert run("runs", tmp_path).out.count("stopped") == 1
+    (logs / "validation.csv").write_text(rows)
     assert [row["name"] for row in validations.of_run(logs)] == ["ckpt-0"] and len(trials) == 1
     assert (logs / "ckpt-0.data-00000-of-00001").read_bytes() == before
     trained = finetuned(*call, "--epochs", 2)
     assert trained.code == 0 and len(trials) == 1, trained.err
     assert [float(row["epoch"]) for row in validations.of_run(logs)] == [0, 1, 2]
+
+
+def test_run_without_updates_needs_no_averages_and_no_rows(tmp_path, monkeypatch):
+    top, logs = write_images(tmp_path / "photos"), tmp_path / "logs"
+    call = (top, *TINY, "--no-validation", "--no-keep-best-ckpt", "--weight-avg-N", 2, "--logs-path", logs)
+    monkeypatch.setattr(fitting, "_trial", lambda *_: [fitting.Score(60.0, 0.6), fitting.Score(50.0, 0.7)])
+    done = finetuned(*call)
+    assert done.code == 0 and "warning" not in done.out, done.out + done.err
+    assert "in the trial, training did not help" in (logs / "report.html").read_text()
+    assert run("runs", tmp_path).out.count("complete") == 1
+    again = finetuned(*call)
+    assert again.code == 0 and "In its trial, training did not help." in again.out, again.err
 
 
 def test_decision_for_training_is_kept(tmp_path, monkeypatch):

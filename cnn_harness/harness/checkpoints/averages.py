@@ -30,8 +30,13 @@ def candidates(folder: Path) -> list[Checkpoint]:
     return found
 
 
-def requested_averages(options: TrainingOptions) -> list[tuple[str, float]]:
-    """Return (name in ckpt/, N or decay) for each average that --weight-avg-N and --weight-avg-exp request."""
+def requested_averages(options: TrainingOptions, updates: int) -> list[tuple[str, float]]:
+    """Return (name in ckpt/, N or decay) for each average that --weight-avg-N and --weight-avg-exp request.
+
+    A run that ends after 0 `updates` has no averages, because they leave out its initial weights.
+    """
+    if not updates:
+        return []
     of_epochs = [(f"weight_avg_N_{n}", float(n)) for n in options.weight_avg_N]
     return list(dict.fromkeys([*of_epochs, *((f"weight_avg_exp_{_decay_text(d)}", d) for d in options.weight_avg_exp)]))
 

@@ -68,7 +68,7 @@ def is_complete(run: Run, folder: Path, updates: int, untrained: bool) -> bool:
         return False
     if untrained or updates == run.length.iterations or validations.patience_is_over(checkpoints, checkpoint.patience):
         listed = [row["name"] for row in rows if int(row["iteration"]) < 0]
-        wanted = [name for name, _ in averages.requested_averages(training)]
+        wanted = [name for name, _ in averages.requested_averages(training, updates)]
         if not _has_averages(folder, updates, listed, wanted) or (validates and not set(listed) >= set(wanted)):
             return False
     elif updates != training.stop_after:

@@ -151,7 +151,8 @@ def _summary(folder: Path, name: str) -> RunSummary:
     trained = bool(updates or recorded.get(RUN_ID) or (running and not validated) or damage)
     total = recorded.get("total_iterations") if trained else None
     checkpoints = validations.by_update(validated, updates)
-    untrained = updates == 0 and recorded.get(DECLINED)
+    validates = recorded.get("validation") and recorded.get("validation_images")
+    untrained = updates == 0 and recorded.get(DECLINED) and (checkpoints or not validates)
     ended = untrained or validations.patience_is_over(checkpoints, recorded.get("patience") or 0)
     done = total is not None and (updates >= total or ended)
     whole = COMPLETE if done else STOPPED if trained else VALIDATION

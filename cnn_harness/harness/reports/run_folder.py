@@ -58,7 +58,7 @@ class RunFolder:
     @property
     def done(self) -> int:
         """The number of completed updates."""
-        return max(0, *(int(row["iteration"]) for row in (*self.training, *self.validation)))
+        return max([0, *(int(row["iteration"]) for row in (*self.training, *self.validation))])
 
     @property
     def untrained(self) -> bool:
@@ -72,8 +72,8 @@ class RunFolder:
 
 
 def read(path: Path) -> RunFolder:
-    """Return the run in a directory. Raise OptionError if the directory contains no run or no complete row. Raise
-    CheckpointError if arguments.json is damaged."""
+    """Return the run in a directory. Raise OptionError if the directory contains no run, or a run that needs a complete row
+    and has none. Raise CheckpointError if arguments.json is damaged."""
     if not path.is_dir():
         what = "is not a folder" if path.exists() else "does not exist"
         raise OptionError(f"{path} {what}; give a run directory, such as logs/<run>{find.existing_checkpoints(path)}")
@@ -82,11 +82,11 @@ def read(path: Path) -> RunFolder:
             f"{path} is not a run directory: it has no training.csv, validation.csv or arguments.json{find.runs_in(path)}"
         )
     training, validation = (run_table(path, name).read() for name in TABLES)
-    if not training and not validation:
+    arguments = run_record.arguments(path)
+    if not training and not validation and not arguments.get(DECLINED):
         raise OptionError(
             f"{path} has no results yet: training.csv and validation.csv have no rows. Try again after the first row"
         )
-    arguments = run_record.arguments(path)
     missing = "arguments.json is missing, so the run's options, plan and environment are unknown"
     return RunFolder(path, arguments, run_record.options(path), training, validation, () if arguments else (missing,))
 

@@ -156,7 +156,7 @@ class Checkpointer:
         from cnn_harness.harness.checkpoints import averages
 
         context, pairs = self._context, []
-        for name, count in averages.requested_averages(context.run.options.training):
+        for name, count in averages.requested_averages(context.run.options.training, done):
             average, values = Checkpoint(str(context.folder / name), -1), None
             if context.team.is_first:
                 finite = not context.run.options.training.keep_going
