@@ -32,7 +32,7 @@ from cnn_harness.harness.checkpoints.compatibility import (
 from cnn_harness.harness.checkpoints.read import Tensors
 from cnn_harness.harness.options.catalogue import LARGEST, format_value
 from cnn_harness.harness.options.sections import UPDATE_RULES, TrainingOptions
-from cnn_harness.harness.run.recorded_arguments import LR_SCALE, OPTIMISER, is_positive
+from cnn_harness.harness.run.recorded_arguments import LR_SCALE, OPTIMISER, is_positive, sets_length
 
 if TYPE_CHECKING:
     from cnn_harness.harness.run.run import Run
@@ -264,8 +264,11 @@ def check_fitting(run: Run) -> None:
         raise OptionError("--fit-classifier needs real images, but the images of this run are random; leave it out")
     if images > MAX_FITTED:
         raise OptionError(f"--fit-classifier takes at most {MAX_FITTED:,} training images, not {images:,}; leave it out")
-    if run.options.training.trial_epochs and run.family != "imagenet":
-        raise OptionError("--trial-epochs needs photos, but the data set has images of 32 pixels; leave it out")
+    if run.options.training.trial_epochs and not sets_length(run) and not hasattr(run.data_source, "with_held_out"):
+        raise OptionError(
+            f"--trial-epochs needs photos, but {run.data_source.spec.name} cannot hold out images; give --epochs N, which "
+            "skips the trial"
+        )
     if run.plan.instances > 1:
         raise OptionError(f"--fit-classifier works in one process, but {run.plan.instances} were started; leave it out")
 

@@ -21,7 +21,9 @@ from cnn_harness.harness.training.run_dir import TrainingContext
 if TYPE_CHECKING:
     from cnn_harness.ipu_utils import InferenceProgram, TrainingProgram
 
-HELD_OUT = 2  # A trial holds out this fold of the training images. It never contains all images of a class.
+# A trial holds out this fold of the training images. It has an image of each class that has two, and never all images.
+HELD_OUT = 3
+MAX_TRIED = 5_000  # With more training images, training usually helps, and a trial takes long and saves no checkpoints.
 
 
 class Samples(NamedTuple):
@@ -59,18 +61,29 @@ def fit_classifier(context: TrainingContext, program: TrainingProgram) -> bool:
     if not run.options.training.trial_epochs or sets_length(run):
         return False
     held_out = np.flatnonzero(linear_classifier.folds(*samples[:2]) == HELD_OUT)
-    if not len(held_out):
+    reason = _reason_against_trial(context, count, len(held_out))
+    if reason:
+        log.note(f"No trial, because {reason}. So all layers are trained", always=True)
         return False
     before, after = _trial(run, execution, program, samples, penalty, held_out)
     helps = after.loss < before.loss
     epochs = run.options.training.trial_epochs
     log.note(
-        f"Trial: {epochs:g} epochs on the other training images changed the accuracy on {len(held_out)} of them from "
+        f"Trial: {epochs:g} epochs without {len(held_out)} held-out training images changed the accuracy on them from "
         f"{before.accuracy:.1f}% to {after.accuracy:.1f}%, and the loss from {before.loss:.3f} to {after.loss:.3f}. "
         + ("So all layers are trained" if helps else "So only the classifier is fitted (--epochs N trains all layers)"),
         always=True,
     )
     return not helps
+
+
+def _reason_against_trial(context: TrainingContext, images: int, held_out: int) -> str | None:
+    """Return why a run with so many training images, and so many of them held out, has no trial; None if it has one."""
+    if not context.saves:  # A run that ends untrained would leave nothing.
+        return "the run saves no checkpoints"
+    if images > MAX_TRIED:
+        return f"there are more than {MAX_TRIED:,} training images"
+    return None if held_out else "there are too few training images"
 
 
 def _samples(run: Run, seed: int, program: TrainingProgram) -> Samples:
@@ -114,7 +127,7 @@ def _trial(
     from cnn_harness.harness.programs import build
 
     others = Samples(*(np.delete(each, held_out, axis=0) for each in samples))
-    tried = _shortened(run, others, samples.records[held_out].tolist())
+    tried = _shortened(run, samples.records[held_out].tolist())
     with progress.waiting("Building the programs of the trial"):
         trained, scoring = build.training_program(tried, execution.seed, 0), build.validation_program(tried, execution)
     with trained, scoring, progress.Progress("updates of the trial", tried.length.iterations) as shown:
@@ -128,15 +141,13 @@ def _trial(
         return before, score()
 
 
-def _shortened(run: Run, others: Samples, held_out: list[int]) -> Run:
-    """Return a run of --trial-epochs on the training images `others`, and validation with the images numbered `held_out`."""
+def _shortened(run: Run, held_out: list[int]) -> Run:
+    """Return a run of --trial-epochs that validates the training images numbered `held_out`, and trains on the others."""
     training, source = run.options.training, run.data_source.with_held_out(held_out)
     length = TrainingLength.of(
         images=source.spec.train_images, global_batch=run.plan.global_batch, epochs=training.trial_epochs,
         whole_epochs=training.whole_epochs,
     )  # fmt: skip
-    counts = np.bincount(others.labels, minlength=source.spec.num_classes)
-    source.spec = replace(source.spec, class_images=tuple(counts.tolist()))
     return replace(run, data_source=source, length=length, learning_rate=learning_rate(run.options, length, run.peak_rate))
 
 

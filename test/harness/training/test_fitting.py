@@ -46,14 +46,14 @@ def run_on(folder: Path, **changes: object) -> Run:
     return entry.checked_run(Call.of_values(values, "train"), FreshStart()).run
 
 
-def fitted(run: Run) -> tuple[bool, list[str], dict[str, np.ndarray]]:
+def fitted(run: Run, saves: bool = True) -> tuple[bool, list[str], dict[str, np.ndarray]]:
     """Return whether training is declined, the lines of the log, and the values with the fitted classifier."""
     source, values, _ = read.load_init_path(Path("efficientnet-lite0"))
     lines: list[str] = []
     with program(run) as trained:
         trained.load_initial(conversion.initial_tensors(run, source, values)[0])
         log = SimpleNamespace(note=lambda line, always=False: lines.append(line))
-        declined = fitting.fit_classifier(SimpleNamespace(run=run, execution=EXECUTION, log=log), trained)
+        declined = fitting.fit_classifier(SimpleNamespace(run=run, execution=EXECUTION, log=log, saves=saves), trained)
         return declined, lines, trained.values()
 
 
@@ -80,8 +80,36 @@ def test_trial_does_not_see_validation_images(images, tmp_path):
     for name, of in (("blue", "green"), ("green", "blue")):
         shutil.copytree(images / "val" / of, other / "val" / name)
     (declined, lines, _), again = fitted(run_on(images)), fitted(run_on(other))
-    assert lines[-1].startswith("Trial: 1 epochs on the other training images changed the accuracy on ")
+    assert lines[-1].startswith("Trial: 1 epochs without ")
+    assert " held-out training images changed the accuracy on them from " in lines[-1]
     assert (declined, lines) == again[:2]
+
+
+@pytest.mark.parametrize(
+    ("files", "saves", "most", "reason"),
+    [
+        (10, False, 100, "the run saves no checkpoints"),
+        (10, True, 19, "there are more than 19 training images"),
+        (1, True, 100, "there are too few training images"),
+    ],
+)
+def test_run_without_trial_is_not_declined(images, tmp_path, monkeypatch, files, saves, most, reason):
+    shutil.copytree(images, tmp_path / "some")
+    for k in range(files, 10):
+        for file in (tmp_path / "some" / "train").glob(f"*/*{k}.png"):
+            file.unlink()
+    monkeypatch.setattr(fitting, "MAX_TRIED", most)
+    declined, lines, _ = fitted(run_on(tmp_path / "some", micro_batch_size=min(10, files)), saves)
+    assert not declined and lines[-1] == f"No trial, because {reason}. So all layers are trained"
+
+
+def test_class_without_readable_images_has_a_trial(images, tmp_path):
+    shutil.copytree(images, tmp_path / "some")
+    for k in range(10):
+        file = tmp_path / "some" / "train" / "blue" / f"blue{k}.png"
+        file.unlink() if k > 1 else file.write_bytes(file.read_bytes()[:-40])
+    lines = fitted(run_on(tmp_path / "some", skip_bad_records=10, micro_batch_size=2))[1]
+    assert " held-out training images changed the accuracy on them from " in lines[-1]
 
 
 def test_held_out_records_are_not_trained(images):
