@@ -59,7 +59,7 @@ def refused(tool, *words: object) -> str:
     code, out, err = tool(*words)
     assert code == 2
     assert out == ""
-    assert err.startswith("import_weights: error: ") and err.count("\n") == 1
+    assert err.startswith("cnn import-weights: error: ") and err.count("\n") == 1
     return err
 
 
