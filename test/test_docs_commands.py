@@ -52,6 +52,7 @@ LISTED = {
     "python -m cnn_harness train": "needs an installed package, as in test_installed.py",
     ".venv/bin/python -m bench.data_sets sets": "downloads packages",
     ".venv/bin/python -m bench.finetuning sets": "takes more than ten minutes",
+    "cnn plan --system office.yml": "needs the files of the page, as in test_plan.py",
     ".venv/bin/cnn finetune sets/digits": "takes minutes; the others run cnn finetune photos",
     "python -m experiments.findings": "takes more than ten minutes",
     "python -m experiments.formats": "takes more than ten minutes",
