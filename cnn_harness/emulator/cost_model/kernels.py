@@ -109,6 +109,20 @@ class Work(NamedTuple):
         )
 
 
+class Product(NamedTuple):
+    """A product of a convolution or dense layer on the slowest tile: its multiply-adds, the elements of input, output and
+    weights that cross the exchange, and its kernel: multiply-adds per cycle at the peak, and whether it is `narrow`.
+
+    `block` has the positions, input channels and output channels of the tile.
+    """
+
+    block: tuple[float, float, float]
+    multiply_adds: float
+    moved: float
+    rate: float
+    narrow: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class Kernels:
     """The kernels on a chip. `tiles` is the number of tiles that compute."""
@@ -166,9 +180,9 @@ class Kernels:
         together = operation.shape.channels / norm.groups if norm.contiguous else MATRIX_CHANNELS / norm.groups
         return full / min(full, max(1.0, together))
 
-    def _product(self, operation: Node, launches: int, *, weights: bool) -> Work:
-        """Return the work of one product of a convolution or dense layer: the forward product or a gradient. `weights` is
-        True for the gradient of the weights."""
+    def product(self, operation: Node, *, weights: bool = False) -> Product:
+        """Return one product of a convolution or dense layer: the forward product or a gradient. `weights` is True for the
+        gradient of the weights."""
         kernel = operation.kernel or 1
         groups = operation.groups
         ins, outs = operation.source.channels // groups, operation.shape.channels // groups
@@ -176,19 +190,24 @@ class Kernels:
             ins = operation.source.elements
         positions = self.batch * operation.shape.height * operation.shape.width * groups
         block = _block((positions, ins, outs), self.tiles)
-        macs = math.prod(block) * kernel**2
         moved = block[0] * (block[1] + block[2]) + block[1] * block[2] * kernel**2
-        exchange = self.exchange_time * moved * self.bytes_per_element / self.device.exchange
         matrix, narrow = self._rates(ins, outs, kernel, weights)
+        return Product(block, math.prod(block) * kernel**2, moved, max(matrix, narrow), narrow > matrix)
+
+    def _product(self, operation: Node, launches: int, *, weights: bool) -> Work:
+        """Return the work of one product."""
+        product = self.product(operation, weights=weights)
+        exchange = self.exchange_time * product.moved * self.bytes_per_element / self.device.exchange
+        cycles = product.multiply_adds / product.rate
         if self.device.converts_layout and self.bytes_per_element > 2:
             exchange *= CONVERTED
         if not self.device.tiled:  # such chips read memory while they multiply, so the slower of the two counts.
-            if exchange > macs / max(matrix, narrow):
+            if exchange > cycles:
                 return Work(exchange=exchange, launches=launches)
             exchange = 0.0
-        if narrow > matrix:
-            return Work(narrow=macs / narrow, exchange=exchange, launches=launches)
-        return Work(matrix=macs / matrix, exchange=exchange, launches=launches)
+        if product.narrow:
+            return Work(narrow=cycles, exchange=exchange, launches=launches)
+        return Work(matrix=cycles, exchange=exchange, launches=launches)
 
     def _rates(self, ins: int, outs: int, kernel: int, weights: bool) -> tuple[float, float]:
         """Return the multiply-adds per cycle of a tile's matrix units, and of its SLIC or vector kernels. Chips without
@@ -211,7 +230,7 @@ class SegmentCosts:
 
     def __init__(self, workload: Workload, device: Device, constants: Constants) -> None:
         self._network, self._training = workload.network, workload.training
-        self._kernels, self._constants = Kernels.of(workload, device), constants
+        self.kernels, self._constants = Kernels.of(workload, device), constants
         self._counted: dict[str, tuple[Work, Work]] = {}
         self._known: dict[tuple[str, float], tuple[Cycles, Cycles]] = {}
 
@@ -224,20 +243,22 @@ class SegmentCosts:
     def of(self, segment: str, proportion: float) -> tuple[Cycles, Cycles]:
         """Return the forward and backward cycles of a segment for one micro-batch."""
         if (segment, proportion) not in self._known:
-            forward, backward = self._work(segment)
-            self._known[segment, proportion] = (
-                forward.cycles(self._kernels.device, self._constants, proportion),
-                backward.cycles(self._kernels.device, self._constants, proportion),
-            )  # fmt: skip
+            forward, backward = self.work(segment)
+            self._known[segment, proportion] = self.cycles(forward, proportion), self.cycles(backward, proportion)
         return self._known[segment, proportion]
 
-    def _work(self, segment: str) -> tuple[Work, Work]:
+    def cycles(self, work: Work, proportion: float) -> Cycles:
+        """Return the cycles of some work with the constants."""
+        return work.cycles(self.kernels.device, self._constants, proportion)
+
+    def work(self, segment: str) -> tuple[Work, Work]:
+        """Return the forward and backward work of a segment for one micro-batch."""
         if segment not in self._counted:
             forward, backward = Work(), Work()
             for operation in self._network.by_segment[segment]:
-                forward += self._kernels.forward(operation)
+                forward += self.kernels.forward(operation)
                 if self._training:
-                    backward += self._kernels.backward(operation, operation.inputs[0] in self._network.inputs)
+                    backward += self.kernels.backward(operation, operation.inputs[0] in self._network.inputs)
             self._counted[segment] = forward, backward
         return self._counted[segment]
 

@@ -71,7 +71,11 @@ class IpuSizes:
 
     def memory(self, constants: MemoryConstants) -> IpuMemory:
         """Return the memory at its peak."""
-        stashed, active, temporaries = max((each.bytes(constants) for each in self.moments), key=sum, default=(0, 0, 0))
+        return self.at(self.moments, constants)
+
+    def at(self, moments: Iterable[Moment], constants: MemoryConstants) -> IpuMemory:
+        """Return the memory at the fullest of some moments."""
+        stashed, active, temporaries = max((each.bytes(constants) for each in moments), key=sum, default=(0, 0, 0))
         return IpuMemory(
             weights=int(constants.uneven * self.weights),
             optimiser_state=int(constants.uneven * self.optimiser_state),
@@ -91,10 +95,7 @@ def of_ipus(workload: Workload, device: Device, constants: MemoryConstants = MEM
 
 def sizes(workload: Workload, device: Device) -> tuple[IpuSizes, ...]:
     """Return what each IPU of a replica holds."""
-    stages = range(len(workload.plan.stages))
-    return tuple(
-        _sizes(workload, device, own) for own in ([stages] if workload.one_device else [[stage] for stage in stages])
-    )
+    return tuple(_sizes(workload, device, stages) for stages in workload.stages_of_ipus)
 
 
 def _sizes(workload: Workload, device: Device, stages: Sequence[int]) -> IpuSizes:
@@ -117,8 +118,6 @@ def _sizes(workload: Workload, device: Device, stages: Sequence[int]) -> IpuSize
     prefetched = PREFETCHED if options.prefetch_depth is None else options.prefetch_depth
     images = (1 + prefetched) * plan.micro_batch_size * workload.image_bytes if 0 in stages and workload.from_host else 0
     passes = 1 + workload.training  # recomputation shares the code of the forward pass.
-    moments = _of_training(workload, stages) if workload.training else _of_inference(workload, stages)
-    limits = {stage: workload.proportion(stage) * device.memory for stage in stages}
     return IpuSizes(
         weights=share * sum(min(size, compute) * elements for size, elements in stored),
         optimiser_state=share * state,
@@ -127,16 +126,23 @@ def _sizes(workload: Workload, device: Device, stages: Sequence[int]) -> IpuSize
         launches=EXCHANGE_TARGETS[options.internal_exchange_optimisation_target][1]
         * sum(sum(launches(operation)[:passes]) for operation in operations),
         tiles=device.tiles,
-        moments=_largest(
-            Moment(share * compute * waiting, share * compute * active, compute * product, limits[stage])
-            for stage, waiting, active, product in moments
-        ),
+        moments=_largest(moment for _, _, moment in moments(workload, device, stages)),
     )
 
 
-def _of_training(workload: Workload, stages: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield for each operation its stage and three numbers of elements: activations that wait, those of the current block of
-    layers that its gradients or earlier ones read, and the size of a product.
+def moments(workload: Workload, device: Device, stages: Sequence[int]) -> Iterator[tuple[int, Node, Moment]]:
+    """Yield each operation of an IPU with these stages, with its stage and its moment."""
+    batch, compute = workload.plan.micro_batch_size, workload.plan.precision.compute.bytes
+    share = device.tiles / device.computing_tiles(workload.plan.options.num_io_tiles)
+    counted = _of_training(workload, stages) if workload.training else _of_inference(workload, stages)
+    for stage, operation, waiting, active in counted:
+        product, limit = compute * _product(operation, batch), workload.proportion(stage) * device.memory
+        yield stage, operation, Moment(share * compute * waiting, share * compute * active, product, limit)
+
+
+def _of_training(workload: Workload, stages: Sequence[int]) -> Iterator[tuple[int, Node, int, int]]:
+    """Yield each operation after its stage, with two numbers of elements: activations that wait, and those of the current
+    block of layers that its gradients or earlier ones read.
 
     Without recomputation, all activations that the backward pass reads are kept. With recomputation, only the stage's input
     waits for each micro-batch in flight, and the whole stage is recomputed before its backward pass. A single stage keeps
@@ -157,7 +163,7 @@ def _of_training(workload: Workload, stages: Sequence[int]) -> Iterator[tuple[in
             active = 0
             for operation, size in zip(block, sizes):
                 active += batch * size
-                yield stage, waiting, active, _product(operation, batch)
+                yield stage, operation, waiting, active
             before += batch * (entering + (0 if recomputes else sum(sizes)))
 
 
@@ -168,13 +174,13 @@ def _segments(operations: Sequence[Node], kept: Sequence[int]) -> Iterator[tuple
         yield [operations[k] for k in own], [kept[k] for k in own]
 
 
-def _of_inference(workload: Workload, stages: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
+def _of_inference(workload: Workload, stages: Sequence[int]) -> Iterator[tuple[int, Node, int, int]]:
     """Yield the numbers of `_of_training` for inference, in which no activation waits."""
     batch = workload.plan.micro_batch_size
     for stage in stages:
         operations = workload.operations(stage)
         for operation, size in zip(operations, alive(operations)):
-            yield stage, 0, batch * size, _product(operation, batch)
+            yield stage, operation, 0, batch * size
 
 
 def _product(operation: Node, batch: int) -> int:

@@ -27,13 +27,13 @@ class Prediction:
     timing: Timing
 
     @cached_property
-    def _sizes(self) -> tuple[IpuSizes, ...]:
+    def sizes(self) -> tuple[IpuSizes, ...]:
         return memory.sizes(self.workload, self.system.device)
 
     @cached_property
     def memories(self) -> tuple[IpuMemory, ...]:
         """The memory of each IPU of one replica."""
-        return tuple(each.memory(MEMORY) for each in self._sizes)
+        return tuple(each.memory(MEMORY) for each in self.sizes)
 
     @property
     def capacity(self) -> int:
@@ -53,7 +53,7 @@ class Prediction:
     @cached_property
     def room_range(self) -> tuple[int, int]:
         """The least and the most free bytes on the fullest IPU, with all constants that agree with the published facts."""
-        fullest = [max(each.memory(constants).total for each in self._sizes) for constants in (MEMORY, *AGREEING)]
+        fullest = [max(each.memory(constants).total for each in self.sizes) for constants in (MEMORY, *AGREEING)]
         return self.capacity - max(fullest), self.capacity - min(fullest)
 
     @property
@@ -108,7 +108,9 @@ class Prediction:
             "stage_seconds": [
                 {"forward": timing.cells[j, FORWARD].seconds, "backward": timing.cells[j, BACKWARD].seconds} for j in stages
             ],
-            "stage_parts": [{"forward": self._parts(j, FORWARD), "backward": self._parts(j, BACKWARD)} for j in stages],
+            "stage_parts": [
+                {"forward": timing.cells[j, FORWARD].parts, "backward": timing.cells[j, BACKWARD].parts} for j in stages
+            ],
             "idle_share": timing.idle_share,
             "peak_share": timing.peak_share,
             "hours": timing.hours,
@@ -122,12 +124,6 @@ class Prediction:
             "schedule": plan.schedule,
             "precision": plan.precision.name,
         }
-
-    def _parts(self, stage: int, kind: str) -> dict[str, float]:
-        """Return the seconds that a stage takes for one micro-batch, by kind of work."""
-        cell = self.timing.cells[stage, kind]
-        scale = cell.seconds / (cell.cycles.total or 1.0)
-        return {name: scale * cycles for name, cycles in cell.cycles._asdict().items()}
 
 
 def check_tiles(workload: Workload, system: System) -> None:

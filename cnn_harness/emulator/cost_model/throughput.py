@@ -35,10 +35,16 @@ IO_OVERHEAD = 0.15  # I/O tiles hide 85 % of the transfers from the host.
 
 @dataclass(frozen=True)
 class Cell:
-    """The forward or backward pass of a micro-batch in one stage: its cycles by kind of work, and its seconds."""
+    """The forward or backward pass of a micro-batch, in one stage or block: its cycles by kind of work, and its seconds."""
 
     cycles: Cycles
     seconds: float
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """The seconds by kind of work."""
+        scale = self.seconds / (self.cycles.total or 1.0)
+        return {name: scale * cycles for name, cycles in self.cycles._asdict().items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +62,12 @@ class Timing:
         cells = {}
         for stage in range(len(self.workload.plan.stages)):
             forward, backward = self._stage_cycles(stage)
-            cells[stage, FORWARD] = self._cell(forward)
-            cells[stage, BACKWARD] = self._cell(backward + forward if self.workload.recomputes(stage) else backward)
+            cells[stage, FORWARD] = self.cell(forward)
+            cells[stage, BACKWARD] = self.cell(backward + forward if self.workload.recomputes(stage) else backward)
         return cells
 
-    def _cell(self, cycles: Cycles) -> Cell:
+    def cell(self, cycles: Cycles) -> Cell:
+        """Return the cycles with their seconds."""
         return Cell(cycles, cycles.total * self._software / self.system.device.clock)
 
     @property
@@ -75,14 +82,19 @@ class Timing:
         return self.constants.release_time ** (10 * (self.sdk - FIRST_SDK)) if self.sdk else 1.0
 
     def _stage_cycles(self, stage: int) -> tuple[Cycles, Cycles]:
-        workload, plan = self.workload, self.workload.plan
         forward, backward = Cycles(), Cycles()
-        for segment in plan.stages[stage]:
-            costs = self.costs.of(segment, workload.proportion(stage))
+        for segment in self.workload.plan.stages[stage]:
+            costs = self.segment_cycles(stage, segment)
             forward, backward = forward + costs[0], backward + costs[1]
-        if plan.options.BN_span > 1:
-            norms = sum(operation.op == "norm" for operation in workload.operations(stage))
-            sync = Cycles(launches=2 * norms * self._hops(plan.options.BN_span) * self.system.device.clock)
+        return forward, backward
+
+    def segment_cycles(self, stage: int, segment: str) -> tuple[Cycles, Cycles]:
+        """Return the forward and backward cycles of a segment in a stage for one micro-batch."""
+        workload, span = self.workload, self.workload.plan.options.BN_span
+        forward, backward = self.costs.of(segment, workload.proportion(stage))
+        if span > 1:
+            norms = sum(operation.op == "norm" for operation in workload.network.by_segment[segment])
+            sync = Cycles(launches=2 * norms * self._hops(span) * self.system.device.clock)
             forward, backward = forward + sync, backward + sync
         return forward, backward
 

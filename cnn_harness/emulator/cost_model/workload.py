@@ -113,6 +113,12 @@ class Workload:
         """True if all stages share an IPU."""
         return self.plan.options.shards == 1
 
+    @property
+    def stages_of_ipus(self) -> list[list[int]]:
+        """The stages of each IPU of a replica."""
+        stages = list(range(len(self.plan.stages)))
+        return [stages] if self.one_device else [[stage] for stage in stages]
+
     @cached_property
     def max_in_flight(self) -> tuple[int, ...]:
         """The number of one replica's micro-batches whose activations wait on each stage. `plan.max_in_flight` counts passes

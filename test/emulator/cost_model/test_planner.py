@@ -16,6 +16,8 @@ from cnn_harness.emulator.cost_model import memory, search, systems, variants
 from cnn_harness.emulator.cost_model.constants import FITTED
 from cnn_harness.emulator.cost_model.memory_constants import AGREEING, MEMORY
 from cnn_harness.emulator.cost_model.prediction import Prediction, predict
+from cnn_harness.emulator.cost_model.roofline import layers
+from cnn_harness.emulator.cost_model.supersteps import steps
 from cnn_harness.emulator.cost_model.systems import BOW, MK1, MK2, SYSTEMS
 from cnn_harness.emulator.cost_model.throughput import Timing
 from cnn_harness.emulator.cost_model.workload import Workload
@@ -116,6 +118,47 @@ def test_long_timeline_follows_from_short_ones(schedule):
     for stage in range(4):  # an IPU does one thing at a time
         own = sorted((begin, end) for action, begin, end in placed if action.stage == stage)
         assert all(end <= begin + 1e-12 for (_, end), (begin, _) in pairwise(own))
+
+
+# --- the steps and layers of a plan
+
+R18 = "--model resnet --model-size 18 --dataset imagenet --micro-batch-size 8"
+PLANS = (B4, R50, f"{R18} --enable-recomputation", f"{R18} --batch-norm --BN-span 2 --replicas 2",
+         f"{SMALL} --system A100-8")  # fmt: skip
+
+
+@pytest.mark.parametrize("words", PLANS)
+@pytest.mark.parametrize("training", [True, False])
+def test_steps_sum_to_plan(words, training):
+    """Times of steps are those of the stages, and the largest memory is that of the IPU."""
+    words, _, system = words.partition(" --system ")
+    prediction = of(run_of(call(words), training=training).run.workload(), system or "POD16")
+    own = steps(prediction)
+    assert [max(step.memory.total for step in ipu if step.memory) for ipu in own] == [m.total for m in prediction.memories]
+    for (stage, kind), cell in prediction.timing.cells.items():
+        parts = [step for ipu in own for step in ipu if step.stage == stage and (step.step == "forward") == (kind == "F")]
+        assert sum(sum(step.seconds) for step in parts) == pytest.approx(cell.seconds if training or kind == "F" else 0)
+
+
+@pytest.mark.parametrize("words", PLANS)
+def test_no_layer_is_above_its_roof(words):
+    words, _, system = words.partition(" --system ")
+    prediction = planned(words, system or "POD16")
+    found = list(layers(prediction))
+    assert all(0 < layer.rate <= layer.roof <= layer.peak for layer in found)
+    work = prediction.workload
+    assert sum(layer.flops for layer in found) == 2 * work.network.multiply_adds * work.plan.micro_batch_size
+
+
+def test_intensity_by_hand():
+    """A result in FP16 of a depthwise 3x3 convolution takes 18 FLOPs, and 2 bytes each for itself and an input. With groups
+    of 16, results share inputs."""
+    for groups, flops in ((1, 18), (16, 18 * 16)):
+        found = next(each for each in layers(planned(f"{B4} --group-dim {groups}")) if each.node.groups > 1)
+        positions, weights = found.product.block[0], 9 * groups**2
+        assert (found.channels_per_group, found.node.kernel) == (groups, 3)
+        assert found.intensity == pytest.approx(flops * positions * groups / (2 * (2 * positions * groups + weights)))
+        assert found.peak == pytest.approx({1: 6, 16: 64}[groups] * 2 * 1472 * MK2.clock)
 
 
 # --- monotonic -------------------------------------------------------------------------------------------------------
