@@ -92,7 +92,8 @@ class Line:
 
     `width` is the line width; with 0, only dots are drawn. `dots` is the relative size of the dots; with 0, there are none.
     If `trim` is true, the y axis may cut off the highest 2 % and the lowest 2 % of the points. The y axis may also cut off
-    the first points, as long as they are above `ceiling`. If `last` is true, the legend shows the last value.
+    the first points, as long as they are above `ceiling`. If `last` is true, the legend shows the last value. If `filled` is
+    true, the area down to 0 is filled.
     """
 
     label: str
@@ -104,6 +105,7 @@ class Line:
     trim: bool = False
     ceiling: float = math.inf
     last: bool = True
+    filled: bool = False
 
     @property
     def words(self) -> str:
@@ -143,7 +145,10 @@ class Line:
             if math.isfinite(y):
                 path.append(pen + "{:.1f},{:.1f}".format(*place(x, y)))
             pen = "L" if math.isfinite(y) else "M"
-        if path:
+        if self.filled:
+            below = ("L{:.1f},{:.1f}".format(*place(shown[k][0], 0)) for k in (-1, 0))
+            yield f'<path d="{"".join([*path, *below])}z" fill="{self.colour}"/>'
+        elif path:
             yield f'<path d="{"".join(path)}" {self._pen}/>'
         if self.dots or len(path) == 1:
             yield from (self._dot(*place(x, y)) for x, y in shown if math.isfinite(y))
@@ -241,8 +246,9 @@ class Dot:
 
 @dataclass(frozen=True)
 class Curves:
-    """A panel of curves over a shared x axis. `x` is the name of the x axis, and `tick` formats the numbers on it. `floor`
-    is a value that the y axis must include. If `wide` is true, the panel is two columns wide."""
+    """A panel of curves over a shared x axis. `x` is the name of the x axis, and `tick` formats the numbers on it; `y_tick`
+    formats those on the y axis. `floor` is a value that the y axis must include. `height` is that of the curves in pixels.
+    If `wide` is true, the panel is two columns wide."""
 
     title: str
     lines: Sequence[Line]
@@ -251,6 +257,8 @@ class Curves:
     x: str = "epoch"
     tick: Callable[[float], str] = "{:g}".format
     wide: bool = False
+    y_tick: Callable[[float], str] = "{:g}".format
+    height: float = 150
 
     @property
     def legend(self) -> list[tuple[str, str]]:
@@ -259,7 +267,7 @@ class Curves:
 
     def draw(self, top: float, width: float) -> tuple[list[str], float]:
         """Return the SVG of axes and curves, drawn below y = `top`, and the y below the panel."""
-        left, right, bottom, height = 64, width - 16, top + 161, 150
+        left, right, bottom, height = 64, width - 16, top + self.height + 11, self.height
         values, (x0, x1) = [y for line in self.lines for y in line.scaling()], self.x_axis
         y0, y1 = span(values, self.floor, 5, slack=1)
 
@@ -271,7 +279,8 @@ class Curves:
         parts = _x_axis(lambda x: left - 7 + place(x, y0)[0], self.x_axis, bottom, bands, self.tick, width)
         for tick in ticks(y0, y1, 5):
             y = bottom - height - 7 + place(x0, tick)[1]
-            parts += [f'<path d="M{left},{y:.1f}H{right}" stroke="{RULE}"/>', _text(left - 8, y + 5, f"{tick:g}", "end")]
+            parts.append(f'<path d="M{left},{y:.1f}H{right}" stroke="{RULE}"/>')
+            parts.append(_text(left - 8, y + 5, self.y_tick(tick), "end"))
         parts.append(f'<path d="M{left},{bottom:.1f}H{right}" stroke="{AXIS}"/>')
         # A nested <svg> clips the curves; a clip path would need an id that is unique on the page.
         frame = f'x="{left - 7}" y="{bottom - height - 7:.1f}" width="{right - left + 14}" height="{height + 14}"'

@@ -26,7 +26,7 @@ figure svg{width: 100%;height: auto;display: block;overflow: hidden}
 figure.across{grid-column: 1/-1;overflow-x: auto}.across svg{min-width: 880px}
 .wide{overflow-x: auto}table{border-collapse: collapse;font-size: 14px}caption{text-align: left;padding: .2em 0}
 th,td{text-align: left;vertical-align: top;padding: 3px 10px 3px 0;border-bottom: 1px solid var(--rule);min-width: 3em}
-th{font-weight: 600;overflow-wrap: break-word}td.n,th.n{text-align: right;white-space: nowrap}
+th{font-weight: 600;overflow-wrap: break-word}td.n,th.n{text-align: right}td.n{white-space: nowrap}
 .matrix td,.matrix th{padding: 2px 1px;text-align: center;font-size: 12px;border: 0;overflow-wrap: normal;min-width: 24px}
 .matrix th.row{text-align: right;padding-right: 6px}
 .right{background: rgb(var(--good)/var(--a))}.wrong{background: rgb(var(--bad)/var(--a))}.deep{color: #fff}
@@ -34,6 +34,7 @@ th{font-weight: 600;overflow-wrap: break-word}td.n,th.n{text-align: right;white-
 .images img{width: 100%;aspect-ratio: 1;object-fit: contain;display: block}.images img.small{image-rendering: pixelated}
 pre{white-space: pre-wrap;font-size: 13px;background: var(--box);padding: 10px;border-radius: 6px;margin: .4em 0}
 .note{background: var(--box);border-left: 4px solid rgb(var(--bad));padding: 6px 10px;margin: .7em 0}
+@media print{.across svg{min-width: 0}figure,tr{break-inside: avoid}h2{break-after: avoid}table,caption{font-size: 9px}}
 """.replace("INVERTED", chart.INVERTED)
 Cell = str | tuple[str, str]  # text, or ("n", text) for a right-aligned number
 
