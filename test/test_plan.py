@@ -60,6 +60,25 @@ def test_page_is_self_contained(tmp_path):
     assert all(text.count(f">{title}<") == count for title, count in (("Memory of each IPU", 4), ("Schedules", 2)))
 
 
+def test_page_and_json_have_the_same_words(tmp_path):
+    page, file = tmp_path / "plan.html", tmp_path / "plan.json"
+    words = ("--config", "mk2_efficientnet_b4_g16_16ipus", "--vary", "group-dim 1 --expand-ratio 6")
+    succeed("plan", *words, "--html", page, "--json", file)
+    text, plans = page.read_text(), json.loads(file.read_text())
+    heads = set(re.findall(r'<th scope="col"[^>]*>([^<]*)<', text))
+    for plan in plans:
+        step, layer = plan["steps"][-1][0], plan["layers"][0]
+        varying = {"stashed_activations", "activations", "temporaries"}  # the others are in the chart of each IPU
+        assert varying < set(step["memory"])
+        for key in ({*layer, *layer["seconds"], *step["seconds"], *varying} | {"supersteps"}) - {"seconds"}:
+            assert key.replace("_", " ") in heads, key
+        assert all(f">{each['layer']}<" in text for each in plan["layers"])
+        steps = [step for ipu in plan["steps"] for step in ipu]
+        assert all(f">{each['stage']}: {each['block']}, {each['step']}<" in text for each in steps)
+    grouped = [{each["channels_per_group"] for each in plan["layers"] if "groups" in each["operation"]} for plan in plans]
+    assert grouped[0] == {16} and all(f">{words}<" in text for words in ("groups of 1", "groups of 16", "no groups"))
+
+
 def test_combinations_of_changes_are_planned():
     """B4 fits on two IPUs with all three techniques of the article, and not without any of them."""
     words = ("--config", "mk2_efficientnet_b4_g16_16ipus", "--num-io-tiles", 32, "--prefetch-depth", 3, "--vary")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
-from cnn_harness.emulator.cost_model import variants
+from cnn_harness.emulator.cost_model import supersteps, variants
 from cnn_harness.emulator.cost_model.prediction import Prediction, predict
 from cnn_harness.emulator.plan.schedules import SCHEDULES
 from cnn_harness.harness.reports import markup, timeline
@@ -26,18 +26,41 @@ from cnn_harness.harness.reports.chart import (
     Rows,
 )
 from cnn_harness.harness.reports.predicted_rate import MIB
-from cnn_harness.tools.planning import plan_table, scaling
+from cnn_harness.tools.planning import plan_table, roofline_section, scaling, step_panels
 from cnn_harness.tools.planning.planned_config import Planned
 
-PARTS = {
-    "weights": "#264653", "optimiser_state": "#2a9d8f", "gradients": "#8ab17d", "stashed_activations": "#e9c46a",
-    "activations": "#f4a261", "temporaries": "#e76f51", "images": "#9b5de5", "code": "#8d99ae",
-}  # fmt: skip
 STAGES = {1: PALE, 2: BLUE, 4: GREEN, 8: SAND, 16: PURPLE}
 TERMS = (
     "An IPU is one chip of the system, with its own memory. A stage is the part of the network that one IPU computes. "
     "An IPU is idle while it waits for another stage or for data."
 )
+WORDS = (
+    ("superstep", "All tiles of an IPU compute on their own memory, wait for each other (synchronisation), and exchange "
+     "values. A convolution takes several supersteps."),
+    ("compute", "The time in which tiles multiply and add, or read and write their own memory."),
+    ("exchange", "The time in which tiles send values to each other. Tiles never compute and exchange at the same time. On "
+     "a chip without tiles, it is the time to read its memory."),
+    ("synchronisation", "The time until all tiles have finished a superstep and started the next. It does not depend on "
+     "the size of a layer."),
+    ("step", "A block of layers in one pass of a micro-batch: forward, recomputed or backward."),
+    ("recomputed", "The forward pass runs again before the backward pass, so that activations need not wait in memory."),
+    ("stashed activations", "Results that wait for their backward pass: inputs of stages and blocks, and all of a "
+     "micro-batch that is not recomputed."),
+    ("activations", "Results of the current blocks that the backward pass still reads."),
+    ("temporaries", "Copies and partial sums of the product that is being computed."),
+    ("code", "The instructions of all supersteps. Every tile has its own."),
+    ("FLOP", "A floating-point operation. A multiply-add counts as two."),
+    ("groups of 16", "Each output channel of a convolution reads 16 input channels (its channels per group). G1 and G16 in "
+     "the names of recipes have groups of 1 and 16. Without groups, each output channel reads all input channels."),
+    ("kernel", "The program of a tile for a product. Matrix units take 16 input and 16 output channels at once. The kernels "
+     "for groups of 1, 2 and 4 do fewer multiply-adds per cycle."),
+    ("bytes", "The input, output and weights of all parts of a product. Each tile computes one part, and exchanges these "
+     "values with other tiles."),
+    ("intensity", "The FLOPs for each of these bytes. More channels per group give more FLOPs for the same bytes."),
+    ("roof", "The largest possible rate: that of the kernel, or intensity x rate of the exchange, if this is lower."),
+    ("rate", "The FLOPs divided by the predicted time of the layer. It is below the roof, because the layer synchronises, "
+     "and because kernels and exchange reach a fitted share of their peak."),
+)  # fmt: skip
 SHOWN = 3  # A timeline shows this number of micro-batches for each stage.
 
 
@@ -48,9 +71,11 @@ def render(planned: Sequence[Planned]) -> str:
         parts += [markup.heading(1, "Plans compared"), markup.text("\n".join(plan_table.comparison(planned)))]
         parts.append(markup.charts([_rates(planned)]))
     parts += [_section(each) for each in planned]
+    parts += roofline_section.section([(each.name, each.prediction) for each in planned])
     firsts = {each.name: each for each in reversed(planned) if each.prediction.workload.training}
     parts += [_scaling(each) for each in reversed(firsts.values())]
     names = ", ".join(dict.fromkeys(each.name for each in planned))
+    parts += [markup.heading(2, "Words on this page"), markup.table(("word", "meaning"), WORDS)]
     return markup.page(f"Plan: {names}", [*parts, markup.paragraph(plan_table.NOTE)])
 
 
@@ -69,7 +94,9 @@ def _section(planned: Planned) -> str:
         (f"{100 * timing.peak_share:.1f} %", "of the peak arithmetic rate"),
         *([(plan_table.energy(prediction), "of electricity")] if prediction.kilowatt_hours is not None else []),
     ]
-    panels = [_memory(prediction), _update(prediction)]
+    steps = supersteps.steps(prediction)
+    panels = [_memory(prediction), _update(prediction), step_panels.phases(prediction, steps)]
+    panels.append(step_panels.memory(prediction, steps))
     if len(prediction.memories) > 1:
         panels = [_timeline(prediction), *panels, _schedules(prediction)]
     if planned.given:
@@ -80,6 +107,7 @@ def _section(planned: Planned) -> str:
             markup.facts(facts),
             markup.charts(panels),
             markup.folded("Numbers", markup.text(plan_table.one(planned))),
+            markup.folded("Steps of a micro-batch", "".join(map(step_panels.table, steps, _ipus(prediction)))),
         ]
     )
 
@@ -131,7 +159,7 @@ def _timeline(prediction: Prediction) -> Rows:
 
 
 def _ipus(prediction: Prediction) -> list[str]:
-    return [f"IPU {k}" for k in range(len(prediction.memories))]
+    return [f"{prediction.system.device.kind} {k}" for k in range(len(prediction.memories))]
 
 
 def _memory(prediction: Prediction) -> Rows:
@@ -141,7 +169,7 @@ def _memory(prediction: Prediction) -> Rows:
         begin = 0.0
         for name, size in asdict(memory).items():
             end, words = begin + size / MIB, name.replace("_", " ")
-            marks.append(Box(begin, end, PARTS[name], row, words, f"{words}: {size / MIB:,.1f} MiB"))
+            marks.append(Box(begin, end, step_panels.PARTS[name], row, words, f"{words}: {size / MIB:,.1f} MiB"))
             begin = end
     marks.append(Box(limit, limit, RED, ALL, f"limit: {limit:,.0f} MiB", least=2, thick=1))
     axis = 0.0, 1.03 * max(limit, prediction.fullest.total / MIB)

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from cnn_harness.base.errors import OptionError
-from cnn_harness.emulator.cost_model import search
+from cnn_harness.emulator.cost_model import roofline, search, supersteps
 from cnn_harness.emulator.cost_model.prediction import Prediction, predict
 from cnn_harness.emulator.cost_model.remedies import remedies
 from cnn_harness.emulator.plan.number_formats import FP16
@@ -51,7 +51,11 @@ class Planned:
         changes = {"changes": self.changes} if self.changes else {}
         costs = {"costs": costs} if (costs := self.rates.of(self.prediction)) else {}
         scaling = {"efficiency": efficiency, "undivided": self.undivided, "remedies": list(self.remedies)}
-        return {"name": self.name, **changes, **self.prediction.values(), **costs, **scaling, **found}
+        opened = {
+            "steps": [[step.values() for step in ipu] for ipu in supersteps.steps(self.prediction)],
+            "layers": [layer.values() for layer in roofline.layers(self.prediction)],
+        }
+        return {"name": self.name, **changes, **self.prediction.values(), **costs, **scaling, **opened, **found}
 
     @property
     def block_name(self) -> str:
