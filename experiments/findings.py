@@ -149,9 +149,13 @@ def svg(results: Sequence[Result]) -> str:
 def train_batch(optimiser: str, batch: int, seed: int, folder: Path, more: Sequence[str], core: int) -> Iterator[Result]:
     """Train with this global batch, or resume the training, and yield the result."""
     place = folder / f"{optimiser}-{batch}-{seed}"
-    rule = RMSPROP if optimiser == "RMSProp" else ("--base-learning-rate-exponent", BATCHES[batch])
-    _train(core, place, [*SMALL, *rule, "--gradient-accumulation-count", batch // PASS, "--seed", seed, *more])
+    _train(core, place, [*_batch_words(optimiser, batch), "--seed", seed, *more])
     yield Result(_batch(optimiser, batch), seed, _accuracy(place))
+
+
+def _batch_words(optimiser: str, batch: int) -> tuple[object, ...]:
+    rule = RMSPROP if optimiser == "RMSProp" else ("--base-learning-rate-exponent", BATCHES[batch])
+    return (*SMALL, *rule, "--gradient-accumulation-count", batch // PASS)
 
 
 def _batch(optimiser: str, batch: int) -> str:
@@ -198,10 +202,13 @@ def main(argv: list[str]) -> int:
     if given.what == "batch":
         folder = Path(given.output or "logs/batch").resolve()
         each = [(batch, seed, optimiser) for seed in seeds for batch in BATCHES for optimiser in OPTIMISERS]
+        study.plan(given, ((*_batch_words(optimiser, batch), *words) for batch, _, optimiser in each))
         jobs = [partial(train_batch, optimiser, batch, seed, folder, words) for batch, seed, optimiser in each]
         return study.run("batch", folder, words, jobs, batch_table, batch_svg)
     folder = Path(given.output or "logs/findings").resolve()
     recipes = {**RECIPES, TUNED: HALF}  # start the longest first, so that no core waits long for the last one
+    tuned = [("--config", NATIVE, *SHORTER, *TUNING, *words)] * given.seeds
+    study.plan(given, [("--config", config, *SHORTER, *words) for config in recipes.values() for _ in seeds] + tuned)
     jobs = [partial(train, label, config, seed, folder, words) for label, config in recipes.items() for seed in seeds]
     return study.run("findings", folder, words, jobs, table, svg)
 

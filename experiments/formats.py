@@ -120,16 +120,12 @@ def main(argv: list[str]) -> int:
     )
     given, words = study.parse(parser, argv, "format")
     folder = Path(given.output or f"logs/formats-{given.network}").resolve()
+    each = [(name, seed, (*NETWORKS[given.network], *POLICIES[name].split(), *words))
+            for seed in range(1, given.seeds + 1) for name in _chosen(given.only)]  # fmt: skip
+    study.plan(given, (options for _, _, options in each))
     jobs = [
-        partial(
-            train,
-            name,
-            seed,
-            folder / f"{name.replace(' ', '-').replace(',', '')}-{seed}",
-            (*NETWORKS[given.network], *POLICIES[name].split(), *words),
-        )
-        for seed in range(1, given.seeds + 1)
-        for name in _chosen(given.only)
+        partial(train, name, seed, folder / f"{name.replace(' ', '-').replace(',', '')}-{seed}", options)
+        for name, seed, options in each
     ]
     return study.run("formats", folder, [given.network, *words], jobs, table, partial(chart, given.network))
 

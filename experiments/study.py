@@ -14,19 +14,23 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import mean, stdev
 
 from cnn_harness.base.errors import OptionError
+from cnn_harness.base.fields import check_fields
 from cnn_harness.base.plugins import ROOT
 from cnn_harness.base.process import command_line, jobs
 from cnn_harness.base.process.signals import Signals
 from cnn_harness.base.storage import locks
 from cnn_harness.harness.checkpoints import find
 from cnn_harness.harness.distributed.folders import FolderError
+from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.reports import chart
 from cnn_harness.harness.reports.chart import Box, Dot, Rows
+from cnn_harness.tools.planning.costs import PlannedOptions
+from cnn_harness.tools.planning.plan_options import run_of
 
 COLOURS = (chart.PURPLE, chart.BLUE, chart.GREEN, chart.SAND, chart.ORANGE)
 RUNNING = jobs.Children()
@@ -51,6 +55,7 @@ class Result:
 
 
 Job = Callable[[int], Iterable[Result]]  # trains on the given core and yields results
+COSTS = tuple(each for each in fields(PlannedOptions) if each.name not in ("help", "version"))
 
 
 def parse(parser: argparse.ArgumentParser, argv: list[str], what: str) -> tuple[argparse.Namespace, list[str]]:
@@ -60,8 +65,24 @@ def parse(parser: argparse.ArgumentParser, argv: list[str], what: str) -> tuple[
     add("--seeds", type=command_line.int_between(1), default=3, metavar="N",
         help=f"train every {what} with seeds 1 to N (default: 3)")  # fmt: skip
     add("--output", metavar="DIR", help="folder for runs, table and chart (default: logs/<name of the study>)")
+    for each in COSTS:
+        add(f"--{each.name}", type=str if "str" in each.type else float, help=each.metadata["help"])
     end = argv.index("--") if "--" in argv else len(argv)
     return parser.parse_args(argv[:end]), argv[end + 1 :]
+
+
+def plan(given: argparse.Namespace, trainings: Iterable[Sequence[object]]) -> None:
+    """Print the predicted costs of a study if they are asked for. `trainings` has the options of train.py of each training.
+    Raise OptionError if the budget does not allow all of them, because a study compares all."""
+    try:
+        check_fields(costs := PlannedOptions(**{each.name: getattr(given, each.name) for each in COSTS}))
+    except ValueError as error:
+        raise OptionError(f"--{error}") from None
+    calls = [Call.of_words(list(map(str, words)), "train") for words in trainings]
+    lines, allowed = costs.planned([run_of(call).run.workload() for call in calls] if costs.system else [])
+    print(*(f"{line}\n" for line in lines), sep="", end="", flush=True)
+    if not all(allowed):
+        raise OptionError(f"--budget {given.budget} does not allow all trainings; give fewer --seeds or a larger budget")
 
 
 def run(

@@ -35,7 +35,7 @@ TOOLS = {
     "comparison.md": ("cnn_harness/tools/exporting/export_options.py",),
     "number-formats.md": ("experiments/formats.py", "experiments/study.py"),
     "distributed.md": ("experiments/simulate_groups.py",),
-    "sweeps.md": ("cnn_harness/tools/sweep.py",),
+    "sweeps.md": ("cnn_harness/tools/sweep.py", "cnn_harness/tools/planning/costs.py"),
     "paper.md": (
         "experiments/findings.py",
         "experiments/study.py",
@@ -43,6 +43,7 @@ TOOLS = {
         "cnn_harness/tools/planning/plan_options.py",
     ),
     "planner.md": (
+        "cnn_harness/tools/planning/costs.py",
         "cnn_harness/tools/planning/plan_options.py",
         "cnn_harness/tools/fit_planner.py",
         "cnn_harness/tools/systems.py",

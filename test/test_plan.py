@@ -324,6 +324,17 @@ def test_costs_are_printed_if_rates_are_given(tmp_path):
     assert mine["costs"] == {"kilowatt_hours": None, "kilograms_of_co2": None}
 
 
+def test_search_keeps_to_budget():
+    """A plan on fewer IPUs is slower, but needs less energy."""
+    words = ("plan", "--config", "resnet50_mlperf_mini", "--system", "POD16", "--search", "--json", "-")
+    free = json.loads(succeed(*words).out)
+    limit = 990 * free["kilowatt_hours"]
+    kept = json.loads(succeed(*words, "--budget", f"{limit} Wh").out)
+    assert 1000 * kept["kilowatt_hours"] <= limit and kept["hours"] > free["hours"]
+    refused = run(*words, "--budget", "1e-9 h")
+    assert refused.code == 2 and "the cheapest plan on POD16 costs" in refused.err
+
+
 def test_formats_below_16_bits_are_noted():
     note = "  the plan counts e4m3fnuz, e5m2fnuz as FP16: no time or memory is saved\n"
     assert note in succeed("plan", "--config", "quickstart", "--precision", "8.16").out

@@ -54,6 +54,8 @@ from cnn_harness.harness.options.configs import ConfigFile, Entry
 from cnn_harness.harness.options.sections import flag
 from cnn_harness.harness.run import as_configuration, membership, validations
 from cnn_harness.harness.run.resolve import prepare
+from cnn_harness.harness.run.run import Run
+from cnn_harness.tools.planning.costs import PlannedOptions
 
 MAX_TRIALS = 1000
 SEED = 1  # every trial has this seed by default, so that trials differ only in the options that vary
@@ -65,7 +67,7 @@ METRICS = {  # name: (table, column, factor that makes lower values better)
     "training-loss": ("training.csv", "loss_avg", 1),
 }
 ALIASES = {"accuracy": "validation-accuracy", "loss": "validation-loss"}
-COMPLETE, FAILED, STOPPED, WAITING = "complete", "failed", "stopped", "waiting"
+COMPLETE, FAILED, STOPPED, WAITING, LEFT_OUT = "complete", "failed", "stopped", "waiting", "left out"
 _EVERY = 0.2  # seconds between checks whether a trial is still running
 _LONGEST_NAME = 120  # characters in the name of a trial's directory
 
@@ -116,7 +118,7 @@ PLACES = {"FILE": "YAML file with sweeps", "NAME": "name of a sweep in FILE, if 
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepOptions(answers.OwnOptions):
+class SweepOptions(PlannedOptions):
     """The options of cnn sweep that train.py does not have, or that mean something else there."""
 
     logs_path: str = opt("logs/sweep", "folder in which every sweep has a folder for its runs", metavar="DIR")
@@ -140,7 +142,10 @@ def main(call: Call) -> int:
     trials = list({trial.name: trial for trial in made}.values())  # drop duplicates
     if file_there := [each for each in (top, *top.parents) if each.exists() and not each.is_dir()]:
         raise OptionError(f"--logs-path {given.logs_path}: {file_there[0]} is not a folder; give another one")
-    notes = [note for trial in trials for note in _check(trial, f"{path}: {name}", metric)]
+    runs, found = zip(*(_checked(trial, f"{path}: {name}", metric) for trial in trials))
+    costs, allowed = given.planned([run.workload() for run in runs])
+    left_out = [trial for trial, kept in zip(trials, allowed) if not kept]
+    notes = [*itertools.chain(*found), *costs, *(f"left out, over the budget: {trial.name}" for trial in left_out)]
     count = "1 trial" if len(trials) == 1 else f"{len(trials)} trials"
     print(f"{name}: {count} in {top}, {given.jobs} at a time", *dict.fromkeys(notes), sep="\n", flush=True)
     if given.dry_run:
@@ -149,7 +154,7 @@ def main(call: Call) -> int:
     top.mkdir(parents=True, exist_ok=True)
     with locks.lock_folder(top, "the sweep"):
         _check_unchanged(top, trials)
-        sweep = Sweep(trials, metric, top / "sweep.csv")
+        sweep = Sweep(trials, metric, top / "sweep.csv", left_out)
         try:
             sweep.run(given.jobs)
         except StopRequest:
@@ -275,8 +280,9 @@ def _text(value: Any) -> str:
     return f"{value + 0.0:.12g}" if isinstance(value, (int, float)) else str(value)
 
 
-def _check(trial: Trial, where: str, metric: str) -> list[str]:
-    """Return warnings about a trial. Raise OptionError if the sweep or train.py would reject its options."""
+def _checked(trial: Trial, where: str, metric: str) -> tuple[Run, list[str]]:
+    """Return the run of a trial, and warnings about it. Raise OptionError if the sweep or train.py would reject its
+    options."""
     if own := [name for name in RESERVED if name in trial.call]:
         raise OptionError(f"{where}: the sweep sets {flag(own[0])} for each trial; leave it out")
     try:
@@ -290,7 +296,7 @@ def _check(trial: Trial, where: str, metric: str) -> list[str]:
         raise OptionError(f"{where}: {flag(printing[0])} prevents training; remove it")
     if metric != "training-loss" and not (run.options.checkpoint.validation and run.data_source.spec.validation_images):
         raise OptionError(f"{where}: trial {trial.name} has no validation to rank it by; give --metric training-loss")
-    return [note for note in notes if note.startswith("warning")]
+    return run, [note for note in notes if note.startswith("warning")]
 
 
 def _check_unchanged(top: Path, trials: Sequence[Trial]) -> None:
@@ -312,10 +318,11 @@ def _check_unchanged(top: Path, trials: Sequence[Trial]) -> None:
 class Sweep:
     """Trains all trials and ranks them. Each trial has a process with its own share of the cores."""
 
-    def __init__(self, trials: Sequence[Trial], metric: str, target: Path) -> None:
-        """Prepare a sweep. `metric` is a key of METRICS, `target` the path of the table."""
+    def __init__(self, trials: Sequence[Trial], metric: str, target: Path, left_out: Sequence[Trial] = ()) -> None:
+        """Prepare a sweep. `metric` is a key of METRICS, `target` the path of the table. Trials that are left out have a
+        row there, but are not trained."""
         self.trials, self.metric, self.target = trials, metric, target
-        self.results = {trial.name: Result() for trial in trials}
+        self.results = {trial.name: Result(LEFT_OUT if trial in left_out else WAITING) for trial in trials}
         self._children = jobs.Children()
         self._writing = threading.Lock()  # for the table
 
@@ -323,8 +330,9 @@ class Sweep:
         """Train all trials, `count` at a time. After a signal, let running trials save and end, then raise StopRequest."""
         (self.target.parent / "output").mkdir(exist_ok=True)
         cores = sorted(os.sched_getaffinity(0))
+        waiting = [trial for trial in self.trials if self.results[trial.name].state == WAITING]
         with Signals() as signals, signals.deferred(self._children.stop), self._children:
-            for _ in self._children.run_on_cores(self._train, self.trials, [cores[k::count] for k in range(count)]):
+            for _ in self._children.run_on_cores(self._train, waiting, [cores[k::count] for k in range(count)]):
                 pass
 
     def _train(self, trial: Trial, cores: Sequence[int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import signal
 import subprocess
 import sys
@@ -92,6 +93,20 @@ def test_stopped_sweep_keeps_output(tmp_path):
     stopped._children.stop()
     stopped._train(trial, [0])
     assert output.read_text() == "error: out of memory" and stopped.results["0"].state == "waiting"
+
+
+def test_budget_leaves_trials_out(tmp_path):
+    """In the order of the grid, a trial runs if its cost and those of all chosen before it are within the budget."""
+    grid, system = HEAD + "  grid:\n    epochs: [4, 8, 1]\n", ("--system", "POD4")
+    price = (*system, "--price", 1e9)
+    money = re.search(r"costs: ([\d.,]+) with 1e", listed(tmp_path, grid, *price).out)
+    budget = float(money[1].replace(",", "")) * 6 / 13  # 4 + 1 of 13 epochs, and a margin of one
+    chosen = listed(tmp_path, grid, *price, "--budget", budget).out
+    assert "left out, over the budget: epochs=8\n" in chosen and chosen.count("left out") == 1
+    assert "give --price" in listed(tmp_path, grid, *system, "--budget", 5).err
+    assert "give --system" in listed(tmp_path, grid, "--budget", 5).err
+    nothing = succeed("sweep", tmp_path / "s.yml", *system, "--budget", "1e-9 h", "--logs-path", tmp_path / "logs").out
+    assert nothing.count("left out\n") == 3 and not [*(tmp_path / "logs").rglob("training.csv")]
 
 
 @pytest.mark.parametrize(("config", "released"), [("quickstart", set()), ("mk2_resnet50_base", {"release"})])

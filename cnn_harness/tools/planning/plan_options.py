@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import combinations
 from pathlib import Path
@@ -26,17 +26,12 @@ from cnn_harness.harness.run import cli, membership, rules
 from cnn_harness.harness.run.resolve import Prepared, prepare
 from cnn_harness.harness.run.run import Run
 from cnn_harness.tools.planning import system_file
-from cnn_harness.tools.planning.costs import Rates
+from cnn_harness.tools.planning.costs import CostOptions, Rates
 
 MAX_PROCESSES = 65536
 MAX_VARIED = 6
 PRINTING = ("help", "version", "list_configs", "dry_run", "explain", "summary")
 FOLDERS = "imagefolder"  # This data set is read, because the number of classes depends on the files.
-
-
-def _positive(most: float) -> Callable[[float], str | None]:
-    """Return a check that a number is above 0 and at most `most`."""
-    return lambda value: None if 0 < value <= most else f"must be above 0 and at most {most:g}"
 
 
 class PlanCall(NamedTuple):
@@ -48,7 +43,7 @@ class PlanCall(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanOptions(answers.OwnOptions):
+class PlanOptions(CostOptions):
     """The options of cnn plan that train.py does not have."""
 
     system: tuple[str, ...] = opt(
@@ -61,11 +56,6 @@ class PlanOptions(answers.OwnOptions):
         (), "also plan with other options, and with all combinations of them, as in --vary 'precision 16.32' "
         "'micro-batch-size 4'", metavar="OPTIONS",
     )  # fmt: skip
-    pue: float | None = opt(
-        None, "energy of the building, divided by that of the machines (power usage effectiveness)", check=between(1, 10)
-    )
-    grid: float | None = opt(None, "grams of CO2 for a kWh of electricity", metavar="GRAMS", check=_positive(10_000))
-    price: float | None = opt(None, "price of the system per hour", check=_positive(1e9))
     calibrate: str | None = opt(
         None, "fit the system of --system to your measured rates. The YAML file has three or more blocks such as NAME: "
         "{rate: 2470, options: --model resnet}", metavar="FILE",
@@ -121,12 +111,14 @@ def parse(call: Call) -> PlanRequest:
         _check_calibrates(known, call)
     if known.inference and known.search:
         raise OptionError("--search finds plans for training only; leave out --search or --inference")
+    if known.budget and not known.search:
+        raise OptionError("--budget limits the plans of --search, and the trials of cnn sweep; add --search")
     names = list(dict.fromkeys(known.config))
     named = [(name, Call.of_values({"config": name}, "train") + call) for name in names] or [("", call)]
     calls = [each for label, whole in named for each in _varied(label, whole, tuple(dict.fromkeys(known.vary)))]
     return PlanRequest(
         systems=system_file.chosen(known.system), calibrate=known.calibrate,
-        rates=Rates(pue=known.pue, grid=known.grid, price=known.price), json=known.json, html=known.html,
+        rates=known.rates, json=known.json, html=known.html,
         search=known.search, inference=known.inference, processes=known.processes, calls=tuple(calls),
     )  # fmt: skip
 

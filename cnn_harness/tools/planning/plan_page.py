@@ -26,7 +26,7 @@ from cnn_harness.harness.reports.chart import (
     Rows,
 )
 from cnn_harness.harness.reports.predicted_rate import MIB
-from cnn_harness.tools.planning import plan_table, roofline_section, scaling, step_panels
+from cnn_harness.tools.planning import costs, plan_table, roofline_section, scaling, step_panels
 from cnn_harness.tools.planning.planned_config import Planned
 
 STAGES = {1: PALE, 2: BLUE, 4: GREEN, 8: SAND, 16: PURPLE}
@@ -92,7 +92,7 @@ def _section(planned: Planned) -> str:
         ),
         (f"{100 * timing.idle_share:.0f} %", "idle"),
         (f"{100 * timing.peak_share:.1f} %", "of the peak arithmetic rate"),
-        *([(plan_table.energy(prediction), "of electricity")] if prediction.kilowatt_hours is not None else []),
+        *([(costs.energy(prediction.kilowatt_hours), "of electricity")] if prediction.kilowatt_hours is not None else []),
     ]
     steps = supersteps.steps(prediction)
     panels = [_memory(prediction), _update(prediction), step_panels.phases(prediction, steps)]

@@ -11,6 +11,7 @@ from cnn_harness.emulator.cost_model.search import keeps_micro_batch
 from cnn_harness.emulator.cost_model.systems import IPU
 from cnn_harness.emulator.plan.schedules import BACKWARD, FORWARD
 from cnn_harness.harness.reports.predicted_rate import MIB, duration, sdk_of
+from cnn_harness.tools.planning.costs import energy
 from cnn_harness.tools.planning.planned_config import Planned, efficiencies
 
 NOTE = "The planner is fitted to published rates. To see its errors, run cnn fit-planner."
@@ -40,7 +41,7 @@ def comparison(planned: Sequence[Planned]) -> list[str]:
             f"{plan.accumulation:6d} {plan.global_batch:6d} {_verdict(prediction):>4s} "
             f"{prediction.fullest.total / MIB:8,.0f} MiB {_free(prediction):>20s} "
             f"{timing.images_per_second:9,.0f}{f' {share}' if heading else ''} "
-            f"{timing.hours:7.1f} {energy(prediction):>10s} {100 * timing.idle_share:3.0f} %"
+            f"{timing.hours:7.1f} {energy(prediction.kilowatt_hours):>10s} {100 * timing.idle_share:3.0f} %"
             + (f"  {each.undivided}" if each.undivided else "")
         )
     singles = {each.name.rpartition("+")[2]: each.changes for each in planned if each.name.count(" +") == 1}
@@ -58,14 +59,6 @@ def _free(prediction: Prediction) -> str:
     return f"{prediction.room / MIB:,.0f} ({least:,} to {most:,})"
 
 
-def energy(prediction: Prediction) -> str:
-    """Return the energy of a run as text, or "" if it is unknown."""
-    hours = prediction.kilowatt_hours
-    if hours is None:
-        return ""
-    return f"{hours:,.0f} kWh" if hours >= 10 else f"{hours:.1f} kWh" if hours >= 0.1 else f"{1000 * hours:.2g} Wh"
-
-
 def unit_of_work(prediction: Prediction) -> str:
     """Return "per update" for a training, "per micro-batch" for an inference."""
     return "per update" if prediction.workload.training else "per micro-batch"
@@ -75,7 +68,7 @@ def one(planned: Planned, whole: bool = True) -> str:
     """Return the report on one plan. If `whole` is true, the report includes notes and number formats."""
     prediction, plan = planned.prediction, planned.prediction.workload.plan
     timing, system = prediction.timing, prediction.system
-    electricity, unit = energy(prediction), unit_of_work(prediction)
+    electricity, unit = energy(prediction.kilowatt_hours), unit_of_work(prediction)
     kind = system.device.kind + "s" * (plan.ipus > 1)
     replicas = f"{plan.total_replicas} replica{'s' if plan.total_replicas > 1 else ''}"
     lines = [

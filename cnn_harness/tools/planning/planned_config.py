@@ -98,17 +98,32 @@ def fastest(request: PlanRequest) -> list[Planned]:
     planned = []
     for name, run, notes, work, system, changes in plan_options.cases(request):
         given, plans = predict(work, system), search.search(work, system)
-        candidates = [
-            Planned(name, each, run, notes, given, plans.frontier, plans.looked_at, changes=changes, rates=request.rates)
-            for each in plans.frontier
-        ]
-        if not candidates:
+        if not plans.frontier:
             raise OptionError(
                 f"{name}: none of {plans.looked_at} plans with global batch {work.plan.global_batch} fits on {system.name}; "
                 f"{_advice(run)}"
             )
+        within = _within_budget(name, plans.frontier, request.rates)
+        candidates = [
+            Planned(name, each, run, notes, given, within, plans.looked_at, changes=changes, rates=request.rates)
+            for each in within
+        ]
         planned.append(_first_accepted(candidates))
     return planned
+
+
+def _within_budget(name: str, plans: tuple[Prediction, ...], rates: Rates) -> tuple[Prediction, ...]:
+    """Return the plans that the budget allows. Raise OptionError with the cost of the cheapest if it allows none."""
+    if not rates.budget:
+        return plans
+    cheapest = min(plans, key=rates.spent)
+    within = tuple(each for each in plans if rates.spent(each) <= rates.budget.amount)
+    if not within:
+        raise OptionError(
+            f"{name}: the cheapest plan on {cheapest.system.name} costs {rates.budget.text(rates.spent(cheapest))}, more "
+            f"than --budget {rates.budget.given}; give a larger budget, or fewer --epochs"
+        )
+    return within
 
 
 def _advice(run: Run) -> str:
