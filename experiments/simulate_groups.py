@@ -124,7 +124,7 @@ def svg(rows: Sequence[tuple[str, Outcome]]) -> str:
         names.append(f"{outcome.instances:,} instances; checkpoints: {every}")
         ends = [0.0, *itertools.accumulate(outcome.shares)]
         marks += [Box(*ends[j : j + 2], colour, k, cause) for j, (colour, cause) in enumerate(zip(_COLOURS, _CAUSES))]
-    return chart.figure([Rows("", names, marks, tick="", height=16)], "How large worker groups spend their time")
+    return chart.figure([Rows("", names, marks, tick=None, height=16)], "How large worker groups spend their time")
 
 
 def main(argv: list[str]) -> int:

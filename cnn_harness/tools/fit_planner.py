@@ -1,6 +1,6 @@
 """Fit the planner's constants to published rates, and draw the remaining errors.
 
-cnn fit-planner [--write] [--svg FILE] [--scaling FILE]
+cnn fit-planner [--write] [--svg FILE] [--scaling FILE] [--b4 FILE]
 cnn fit-planner --gpus [--write]
 cnn fit-planner --memory [--write]
 
@@ -10,6 +10,7 @@ constants are fitted to the rows of all other systems, or for GPUs of all other 
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 import sys
@@ -23,17 +24,18 @@ from cnn_harness.base.fields import opt
 from cnn_harness.emulator.cost_model import constants, memory_constants
 from cnn_harness.emulator.cost_model.constants import BOUNDS, NAMES, PRIOR, Constants
 from cnn_harness.emulator.cost_model.memory_constants import MemoryConstants
-from cnn_harness.emulator.cost_model.systems import SYSTEMS
+from cnn_harness.emulator.cost_model.systems import MK2, SYSTEMS
 from cnn_harness.harness.commands import answers
 from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.options.sections import flag
 from cnn_harness.harness.reports import chart, output
-from cnn_harness.harness.reports.chart import ALL, AXIS, BLUE, RED, Box, Dot, Rows
+from cnn_harness.harness.reports.chart import ALL, AXIS, BLUE, ORANGE, RED, Box, Dot, Rows
 from cnn_harness.tools.planning import memory_facts, scaling
 from cnn_harness.tools.planning.calibration import Case, fit
 from cnn_harness.tools.planning.plan_options import run_of
 
 SCALED = "mk2_resnet50_mlperf_pod128_lars"
+_B4_DOTS = {"published": BLUE, "predicted": ORANGE, "predicted without this system's trainings": RED}
 
 
 class Row(NamedTuple):
@@ -124,17 +126,18 @@ class FitOptions(answers.OwnOptions):
     memory: bool = opt(False, "fit the constants of memory to published facts instead")
     svg: str | None = opt(None, "draw the error of each predicted rate", metavar="FILE")
     scaling: str | None = opt(None, f"draw the scaling of the configuration {SCALED}", metavar="FILE")
+    b4: str | None = opt(None, "draw the rates of EfficientNet-B4 on PODs and GPUs, published and predicted", metavar="FILE")
 
 
 def main(call: Call) -> int:
     """Fit the constants and print the errors. Write the constants and the charts if requested."""
     about = "Fit the planner's constants to published rates."
     arguments, _, _ = answers.own_options(FitOptions, call, "cnn fit-planner [options]", about)
-    for file in (arguments.svg, arguments.scaling):
+    for file in (arguments.svg, arguments.scaling, arguments.b4):
         if file:
             output.check(file, output.SVG)
     if arguments.memory:
-        if other := next((name for name in ("gpus", "svg", "scaling") if getattr(arguments, name)), None):
+        if other := next((name for name in ("gpus", "svg", "scaling", "b4") if getattr(arguments, name)), None):
             raise OptionError(f"--memory and {flag(other)} exclude each other; give only one of them")
         return _fit_memory(arguments.write)
     rows = GPU_ROWS if arguments.gpus else ROWS
@@ -149,6 +152,8 @@ def main(call: Call) -> int:
     if arguments.scaling:
         panels = scaling.panels(run_of(Call.of_values({"config": SCALED}, "train")).run.workload())
         output.write_atomically(arguments.scaling, chart.figure(panels, "ResNet-50 with LARS on 4 to 256 IPUs"), output.SVG)
+    if arguments.b4:
+        output.write_atomically(arguments.b4, b4_svg(), output.SVG)
     return 0
 
 
@@ -218,8 +223,36 @@ def svg(rows: Sequence[Row], inside: Sequence[float], left_out: Sequence[float])
         marks.append(Box(*sorted((0.0, 100 * first)), BLUE, k, "fitted to all trainings"))
         marks.append(Dot(100 * second, RED, k, "fitted without this system's trainings"))
     most = max(25.0, *(105 * abs(error) for error in (*inside, *left_out)))
-    panel = Rows("", names, marks, tick="{:+g} %", height=16, x_axis=(-most, most))
+    panel = Rows("", names, marks, tick="{:+g} %".format, height=16, x_axis=(-most, most))
     return chart.figure([panel], "Error of the predicted rate (images/s)")
+
+
+def b4_svg() -> str:
+    """Draw the rates of EfficientNet-B4 on GPU systems and PODs: published, predicted, and predicted by a fit without the
+    system's trainings. The last rows are only predicted: the recipe of 16.16 with LARS on Mk2 PODs."""
+    names, marks = [], []
+    for name, *rates in _b4_rates():
+        dots = [(rate, label, colour) for rate, (label, colour) in zip(rates, _B4_DOTS.items()) if rate]
+        marks += [Dot(math.log10(rate), colour, len(names), label, lift=7 * k - 7) for k, (rate, label, colour) in
+                  enumerate(dots)]  # fmt: skip
+        names.append(f"{name}: {', '.join(f'{label} {rate:,.0f}' for rate, label, _ in dots[:2])}")
+    panel = Rows(
+        "", names, marks, "images/s", lambda power: f"{10**power:,.0f}" if power % 1 == 0 else "", 22, (1.9, 5.1), wide=True
+    )
+    return chart.figure([panel], "EfficientNet-B4: rates of training on GPU systems and IPU-PODs", zoom=12 / 11)
+
+
+def _b4_rates() -> Iterator[tuple[str, float, float, float]]:
+    """Yield the name of each training of EfficientNet-B4, and its rates in the order of `_B4_DOTS`; 0 is unknown."""
+    for rows in (GPU_ROWS, ROWS):
+        cases = [case_of(row) for row in rows]
+        for row, case, error in zip(rows, cases, errors_of_systems(cases, cases[0].system.constants)):
+            if "B4" in row.name:
+                predicted = case.rate * (1 + case.error(case.system.constants))
+                yield f"{row.system}, {row.name.partition('B4')[2].strip(', ')}", row.rate, predicted, row.rate * (1 + error)
+    for each in scaling.predictions(run_of(Call.of_words(_B4.split(), "train")).run.workload(), MK2):
+        if each.system.devices >= 16:
+            yield f"{each.system.name}, G16 GN, LARS", 0.0, each.timing.images_per_second, 0.0
 
 
 def _write(fitted: Constants, name: str) -> None:

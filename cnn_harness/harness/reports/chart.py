@@ -295,7 +295,7 @@ class Rows:
     """A panel of rows over a shared x axis.
 
     The names of the rows are left of the rows if all names are short, otherwise above. `x` is the name of the x axis. `tick`
-    is the format of the numbers on the x axis; if it is empty, the axis has no numbers. `height` is the height of a row in
+    formats the numbers on the x axis; if it is None, the axis has no numbers. `height` is the height of a row in
     pixels. If `wide` is true, the panel is two columns wide.
     """
 
@@ -303,7 +303,7 @@ class Rows:
     names: Sequence[str]
     marks: Sequence[Box | Dot]
     x: str = ""
-    tick: str = "{:g}"
+    tick: Callable[[float], str] | None = "{:g}".format
     height: float = 26
     x_axis: Axis | None = None
     note: str = ""
@@ -331,7 +331,7 @@ class Rows:
         def across(x: float) -> float:
             return left + (min(max(x, x0), x1) - x0) / (x1 - x0) * (right - left)
 
-        parts = _x_axis(across, (x0, x1), y, bands, self.tick.format, width) if self.tick else []
+        parts = _x_axis(across, (x0, x1), y, bands, self.tick, width) if self.tick else []
         plain: dict[str, str] = {}  # All bars of a colour without a tooltip share one path, which keeps the file small.
         for mark in self.marks:
             if isinstance(mark, Box) and not mark.tooltip:
@@ -380,9 +380,11 @@ def _legend(entries: Sequence[tuple[str, str]], y: float, width: float) -> tuple
     return parts, y
 
 
-def figure(panels: Sequence[Curves | Rows], title: str = "", notes: Sequence[str] = (), alone: bool = True) -> str:
+def figure(
+    panels: Sequence[Curves | Rows], title: str = "", notes: Sequence[str] = (), alone: bool = True, zoom: float = 1
+) -> str:
     """Return panels as one SVG: one panel in one column, several in two. If `alone` is true, the SVG is a file with a
-    background; otherwise it is a part of an HTML page."""
+    background; otherwise it is a part of an HTML page. A reader sees it `zoom` times as large."""
     columns = COLUMNS if len(panels) > 1 or any(panel.wide for panel in panels) else 1
     width = WIDTH * columns
     parts, y = _paragraph(title, 12.0 * bool(title), width, 18, "bold")
@@ -403,7 +405,7 @@ def figure(panels: Sequence[Curves | Rows], title: str = "", notes: Sequence[str
         ends = [y] * columns if panel.wide else [y if k == column else end for k, end in enumerate(ends)]
     height = max(ends) + 8
     name = ", ".join(filter(None, (title, *notes))) or panels[0].title
-    size = f'width="{width:g}" height="{height:g}" viewBox="0 0 {width:g} {height:g}"'
+    size = f'width="{zoom * width:g}" height="{zoom * height:g}" viewBox="0 0 {width:g} {height:g}"'
     named = f'role="img" aria-label={quoteattr(_shown(name))} font-family="Helvetica, Arial, DejaVu Sans, sans-serif"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {named}>'
     paper = f'<title>{escaped(name)}</title>{_DARK}<path d="M0,0H{width:g}V{height:g}H0z" fill="{PAPER}"/>'

@@ -212,4 +212,4 @@ def _bars(title: str, rows: Iterable[tuple[str, float, str]]) -> Rows:
     """Return a panel with a bar for each (name, value, colour)."""
     rows = list(rows)
     bars = [Box(0, value, colour, k) for k, (_, value, colour) in enumerate(rows)]
-    return Rows(title, [words for words, _, _ in rows], bars, tick="", height=16)
+    return Rows(title, [words for words, _, _ in rows], bars, tick=None, height=16)

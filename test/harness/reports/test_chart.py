@@ -27,8 +27,8 @@ def figures():
     )
     wide = [Box(0, 9, "#111", k, f"label {k} " * 5, least=2) for k in range(8)]
     marks = [*wide, Dot(99, "#222", 3, "far"), Box(5, 5, "#333", ALL)]
-    yield "long rows", chart.figure([Rows("", [LONG] * 8, marks, "ms", "{:g} %", x_axis=(2, 8), note=LONG)], "t")
-    yield "no axis", chart.figure([Rows("", ["only one that is long"], [Box(0, 0, "#111")], tick="")], "t", alone=False)
+    yield "long rows", chart.figure([Rows("", [LONG] * 8, marks, "ms", "{:g} %".format, x_axis=(2, 8), note=LONG)], "t")
+    yield "no axis", chart.figure([Rows("", ["only one that is long"], [Box(0, 0, "#111")], tick=None)], "t", alone=False)
     yield "groups", simulate_groups.svg(simulate_groups.outcomes(simulate_groups.Group(mtbf_hours=1)))
     shown = sorted(path for path in (plugins.ROOT / "docs").glob("*.svg") if path.name != "packages.svg")  # for developers
     yield from ((path.name, path.read_text(encoding="utf-8")) for path in shown)
