@@ -52,6 +52,8 @@ LISTED = {
     "python -m cnn_harness train": "needs an installed package, as in test_installed.py",
     ".venv/bin/python -m bench.data_sets sets": "downloads packages",
     ".venv/bin/python -m bench.finetuning sets": "takes more than ten minutes",
+    "cnn systems --measure computer.yml": "takes a minute of a computer without load; test_plan.py measures small networks",
+    "cnn plan --config quickstart --system computer.yml": "needs the file of the line before",
     "cnn plan --system office.yml": "needs the files of the page, as in test_plan.py",
     ".venv/bin/cnn finetune sets/digits": "takes minutes; the others run cnn finetune photos",
     "python -m experiments.findings": "takes more than ten minutes",

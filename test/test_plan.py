@@ -12,7 +12,7 @@ from figures import checked
 
 from cnn_harness.base.plugins import ROOT
 from cnn_harness.harness.options.call import Call
-from cnn_harness.tools.planning import plan_options
+from cnn_harness.tools.planning import plan_options, this_computer
 
 CONFIGURATIONS = [
     name for name in yaml.safe_load((ROOT / "configs.yml").read_text())
@@ -251,7 +251,10 @@ def test_own_systems_are_rows_of_the_same_table(tmp_path):
             (":3: memory is '900 W' but must be a number above 0 with its unit, such as 80 GB",),
         ),
         ("mine:\n  like: POD16\n  memory: 900", (":3: memory is '900' but must be a number above 0 with its unit",)),
-        ("mine:\n  like: POD16\n  fp16_rate: 1 GFLOP/s", (":3: fp16_rate is 1 GFLOP/s but must be at least 1e+11 FLOP/s",)),
+        (
+            "mine:\n  like: POD16\n  fp16_rate: 0.1 GFLOP/s",
+            (":3: fp16_rate is 0.1 GFLOP/s but must be at least 1e+09 FLOP/s",),
+        ),
         ("mine:\n  like: POD16\n  memory:", (":3: memory has no value",)),
         ("mine:\n  chip: A10", (":2: chip: A10 is no chip; did you mean A100", "Available: ")),
         ("mine:\n  like: A100-8\n  kind: gup", (":3: kind: gup is no kind of chip; did you mean GPU?",)),
@@ -304,6 +307,22 @@ def test_calibration_reduces_errors(tmp_path):
         result = run("plan", "--system", "V100-1", "--calibrate", file)
         assert result.code == 2 and f"{file}{part}" in result.err, result.err
     assert "fits one system" in run("plan", "--calibrate", file).err
+
+
+def test_this_computer_is_measured(tmp_path, monkeypatch):
+    """The file is a system, for which a measured training is predicted with the printed error."""
+    trainings = tuple(f"--dataset fashion-mnist --model-size 8 --micro-batch-size {size}" for size in (2, 4, 8))
+    monkeypatch.setattr(this_computer, "SECONDS", 0)
+    monkeypatch.setattr(this_computer, "TRAININGS", trainings)
+    errors, text = this_computer.measure()
+    (tmp_path / "own.yml").write_text(text)
+    shown = {row[1]: (float(row[2].replace(",", "")), float(row[3])) for row in
+             re.finditer(r"(?m)^(--.*?)  +([\d,]+) +\S+ +([+-][\d.]+)%", errors)}  # fmt: skip
+    assert {*shown} == {*trainings}
+    for words, (rate, error) in shown.items():
+        plan = succeed("plan", *words.split(), "--precision", "32.32", "--generated-data", "--system", tmp_path / "own.yml",
+                       "--json", "-")  # fmt: skip
+        assert json.loads(plan.out)["images_per_second"] == pytest.approx(rate * (1 + error / 100), rel=0.01)
 
 
 def test_costs_are_printed_if_rates_are_given(tmp_path):

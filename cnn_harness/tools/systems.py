@@ -3,29 +3,59 @@
 cnn systems
 cnn systems POD16 A100-8
 cnn systems my-servers.yml
+cnn systems --measure computer.yml
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from cnn_harness.base.errors import OptionError
+from cnn_harness.base.fields import opt
+from cnn_harness.base.process import commands
 from cnn_harness.emulator.cost_model.systems import SOURCES, SYSTEMS, System
 from cnn_harness.harness.commands import answers
 from cnn_harness.harness.options.call import Call
-from cnn_harness.tools.planning import system_file
+from cnn_harness.harness.reports import output
+from cnn_harness.tools.planning import system_file, this_computer
 
 GB, MIB = 10**9, 2**20
 
 
+@dataclass(frozen=True, kw_only=True)
+class SystemsOptions(answers.OwnOptions):
+    """The options of cnn systems."""
+
+    measure: str | None = opt(
+        None, "measure for a minute how fast this computer trains, and write it to FILE as a system for cnn plan",
+        metavar="FILE",
+    )  # fmt: skip
+
+
 def main(call: Call) -> int:
-    """Print a table of all systems, or the facts of each system that is named."""
+    """Print a table of all systems, or the facts of each system that is named. Or measure this computer."""
     words = {"NAME|FILE...": "names of systems, or YAML files (default: all systems)"}
     usage = "cnn systems [NAME|FILE...] [options]"
-    _, named, _ = answers.own_options(answers.OwnOptions, call, usage, __doc__, words)
+    given, named, _ = answers.own_options(SystemsOptions, call, usage, __doc__, words)
+    if given.measure:
+        if named:
+            raise OptionError(f"--measure measures this computer; leave out {named[0]}")
+        _measure(given.measure)
+        return 0
     systems = system_file.chosen(named, "")
     print("\n\n".join(map(facts, systems)) if systems else table(list(SYSTEMS.values())))
     return 0
+
+
+def _measure(file: str) -> None:
+    """Measure this computer, print the errors of the planner, and write the system."""
+    output.check(file, (f"{this_computer.NAME}:",))
+    errors, text = this_computer.measure()
+    output.write_atomically(file, text, (f"{this_computer.NAME}:",))
+    print(errors)
+    print(commands.as_invoked(f"Plan for this computer with: cnn plan --system {file}"))
 
 
 def table(rows: Sequence[System]) -> str:

@@ -28,7 +28,7 @@ SOURCES = {
 }
 KIB, GB = 1024, 10**9
 IPU = "IPU"
-KINDS = (IPU, "GPU", "TPU")
+KINDS = (IPU, "GPU", "TPU", "CPU")
 FIRST_SDK, LAST_SDK = 2.0, 2.5  # rates were published for these and the releases between them.
 UNTILED_CLOCK = 1e9  # the cycles of a chip without tiles are nanoseconds.
 
@@ -192,7 +192,7 @@ def read(name: str, row: Row) -> System:
     device = Device(
         name=values.get("chip", name), kind=values["kind"], tiles=tiles, threads=values.get("threads", 0),
         tile_memory=values["memory"] / tiles, clock=clock, half_macs=_rounded(values["fp16_rate"] / (2 * cycles)),
-        single_macs=_rounded(values["fp32_rate"] / (2 * cycles)), vector_macs=vector and vector / (2 * cycles),
+        single_macs=_rounded(values["fp32_rate"] / (2 * cycles)), vector_macs=vector and _rounded(vector / (2 * cycles)),
         bandwidth=_rounded(values["bandwidth"] / cycles),
         exchange=_rounded(values.get("exchange", values["bandwidth"]) / cycles),
         link=values.get("link", values["bandwidth"]), sdk=values.get("sdk", FIRST_SDK) if values["kind"] == IPU else None,

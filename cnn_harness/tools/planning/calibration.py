@@ -114,7 +114,16 @@ def read(path: str, system: System) -> list[Case]:
 
 def report(path: str, system: System) -> str:
     """Fit a system's constants to the rates of a file, and return the errors and a block for the system's file."""
-    cases = read(path, system)
+    lines, fitted = compared(read(path, system), system)
+    shipped = SYSTEMS.get(system.name) == system
+    lines += ["", "# for a file that you give as --system", f"{system.name}-calibrated:", f"  like: {system.name}"] * shipped
+    lines += ["", f"# add these lines to {system.name} in {system.source}"] * (not shipped)
+    changed = [name for name in NAMES if getattr(fitted, name) != getattr(system.constants, name)]
+    return "\n".join([*lines, *(f"  {name}: {getattr(fitted, name):g}" for name in changed)])
+
+
+def compared(cases: Sequence[Case], system: System) -> tuple[list[str], Constants]:
+    """Fit a system's constants to measured rates. Return lines with the errors, and the constants."""
     fitted = fit(cases, system.constants, system.constants)
     others = [[other for other in cases if other is not case] for case in cases]
     left_out = [case.error(fit(rest, system.constants, system.constants)) for case, rest in zip(cases, others)]
@@ -124,16 +133,8 @@ def report(path: str, system: System) -> str:
         errors = " ".join(f"{100 * error:+7.1f}%" for error in (case.error(system.constants), case.error(fitted), left))
         lines.append(f"{case.name:{width}s} {case.rate:9,.0f} {errors}")
     worst, usual = max(map(abs, left_out)), sorted(map(abs, left_out))[len(left_out) // 2]
-    lines += [
+    lines.append(
         f"A training that is left out of the fit is predicted with an error of {100 * usual:.1f} % in the median and "
-        f"{100 * worst:.1f} % at most. Expect this for other trainings like these.",
-        "",
-    ]
-    shipped, changed = (
-        SYSTEMS.get(system.name) == system,
-        [name for name in NAMES if getattr(fitted, name) != getattr(system.constants, name)],
+        f"{100 * worst:.1f} % at most. Expect this for other trainings like these."
     )
-    lines += ["# for a file that you give as --system", f"{system.name}-calibrated:", f"  like: {system.name}"] * shipped
-    lines += [f"# add these lines to {system.name} in {system.source}"] * (not shipped)
-    lines += [f"  {name}: {getattr(fitted, name):g}" for name in changed]
-    return "\n".join(lines)
+    return lines, fitted

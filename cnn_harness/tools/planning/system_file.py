@@ -28,7 +28,7 @@ _PREFIXES = {"": 1.0, **{letter: 1000.0 ** (k + 1) for k, letter in enumerate("k
 _PREFIXES |= {f"{letter}i": 1024.0 ** (k + 1) for k, letter in enumerate(("K", "M", "G", "T", "P"))} | {"K": 1000.0}
 _EXAMPLES = {"B": "80 GB", "B/s": "600 GB/s or 200 Gbit/s", "FLOP/s": "312 TFLOP/s", "W": "400 W", "Hz": "1.33 GHz"}
 # Rates are 0 images/s with less, and searches endless with more chips.
-_LEAST = {"B": 1e6, "B/s": 1e8, "FLOP/s": 1e11, "Hz": 1e6, "bandwidth": 1e10, "exchange": 1e10}
+_LEAST = {"B": 1e6, "B/s": 1e8, "FLOP/s": 1e9, "Hz": 1e6, "bandwidth": 1e9, "exchange": 1e10}
 _MOST, _MOST_COUNTED = 1e24, 65_536
 
 
