@@ -149,14 +149,14 @@ class RunLog:
     def training_row(self, row: Mapping[str, Any], left: str = "") -> None:
         """Write a row of training.csv and its log lines. `left` is the remaining time, as text."""
         self._last_row = row
-        line, rest = self._training_line.format(**row), f"  ETA: {left}" if left else ""
+        line = self._training_line.format(**row)
+        rest = f"  waiting for data: {100 * row['input_share']:.1f}%{left and f', ETA: {left}'}"
         if sys.stdout.isatty() or self._brief:
             shown = TERMINAL_LINE.format(**row, left=left and f"ETA {left}").rstrip()
         else:
-            shown = f"{line}\n{rest}".rstrip()
+            shown = f"{line}\n{rest}"
         self.note(line, always=not self._bar.on, routine=True, shown=shown)
-        if rest:
-            self.file_only(rest)
+        self.file_only(rest)
         if self._tables:
             self._tables["training.csv"].append(row)
         self._publish({tag: row[name] for tag, name in TRAINING_TAGS.items()}, row)

@@ -66,6 +66,20 @@ def test_speed_ignores_first_call_of_process():
     assert row["total_time"] == 101
 
 
+def test_table_gets_new_columns_when_run_resumes(tmp_path):
+    """Versions before this one wrote no input_share."""
+    table, older = tables.run_table(tmp_path, "training.csv"), tables.TRAINING_COLUMNS[:11]
+    assert older[-1] == "total_time"
+    table.path.write_text(",".join(older) + "\n" + "".join(f"1,{k}" + ",0.5" * 9 + "\n" for k in (1, 2, 3)) + "1,4")
+    assert [(each["iteration"], each["total_time"], each["input_share"]) for each in table.read()] == [
+        (k, "0.5", "nan") for k in "123"
+    ]
+    table.rewind(2)
+    table.append(row(3))
+    assert [each["iteration"] for each in table.read()] == ["1", "2", "3"]
+    assert float(table.read()[-1]["input_share"]) == 3 / 7
+
+
 def row(iteration: int) -> dict[str, object]:
     return {**dict.fromkeys(tables.TRAINING_COLUMNS, iteration / 7), "step": iteration // 10, "iteration": iteration}
 

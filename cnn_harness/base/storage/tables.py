@@ -18,7 +18,7 @@ from cnn_harness.base.storage import files, input_files
 
 TRAINING_COLUMNS = (
     "step", "iteration", "epoch", "lr", "loss_batch", "loss_avg", "train_acc_batch", "train_acc_avg",
-    "it_time", "img_per_sec", "total_time",
+    "it_time", "img_per_sec", "total_time", "input_share",
 )  # fmt: skip
 VALIDATION_COLUMNS = (
     "name", "iteration", "epoch", "val_acc", "raw_acc", "val_time", "val_size", "img_per_sec", "latency",
@@ -38,6 +38,7 @@ Row = dict[str, str]
 MAX_BYTES = 1 << 28  # limit for a table: a few million rows
 _WHOLE = ("iteration", "val_size")  # columns that hold whole numbers
 _NAME = "name"  # the first column; older files do not have it
+_UNKNOWN = "nan"  # the cells of columns that an older training.csv does not have
 
 
 class Table:
@@ -83,8 +84,11 @@ class Table:
         return input_files.content(self.path, MAX_BYTES) if self.path.exists() else b""
 
     def _rows(self) -> Iterator[list[str]]:
-        for line in self._content().decode("utf-8", errors="replace").split("\n")[:-1]:
-            cells = line.split(",")
+        header, *lines = self._content().decode("utf-8", errors="replace").split("\n")[:-1] or [""]
+        older = self.columns[: header.count(",") + 1] == tuple(header.split(","))
+        missing = [_UNKNOWN] * (len(self.columns) - header.count(",") - 1) if older else []
+        for line in [header, *lines]:
+            cells = [*line.split(","), *missing]
             if self.columns[0] == _NAME and len(cells) == len(self.columns) - 1:  # derive the name from the update
                 cells = ["" if cells[0].startswith("-") else f"ckpt-{cells[0]}", *cells]
             if self._is_whole(cells):

@@ -26,10 +26,11 @@ from cnn_harness.emulator.program.forward_backward import (
     stage_blocks,
 )
 from cnn_harness.emulator.program.loss_scale import LossScale
-from cnn_harness.emulator.program.runtime import NextFeatures
+from cnn_harness.emulator.program.runtime import ARRIVED, NextFeatures
 from cnn_harness.emulator.program.training_spec import TrainingSpec
 
 REDUCED_BY_MAX = LARGEST_GRADIENT, AMAX  # passes are combined by the maximum of these results, and by the mean of others.
+WAITED = "seconds waited for data"
 RUN, STOP_AT_UPDATE, STOP_AT_PASS = 0, 1, 2  # the stop flag has one of these values.
 
 
@@ -62,6 +63,9 @@ class AccumulationLoop:
         )  # fmt: skip
 
         def one_pass(pass_index: tf.Tensor, tokens: Tokens) -> tuple[tf.Tensor, dict[str, tf.Tensor], Tokens]:
+            # The device could start the pass now, or after the previous forward pass of the first stage.
+            with tf.control_dependencies([pass_index, *tokens[0][1:]]):
+                could_start = tf.timestamp()
             with tf.control_dependencies([pass_index]):
                 features = dict(self.next_features(step, pass_index))
                 features["image"] = self.policy.cast_input(features["image"])
@@ -71,20 +75,14 @@ class AccumulationLoop:
             cells = Cells(self.order, pass_index, tokens)
             watch = GradientWatch(training.watched_layers, with_largest=bool(self.loss_scale.rule))
             results = run_pass(network, weights, features, cells, watch)
-            return (
-                next_pass,
-                {n: self.policy.check_finite(x, self._error_label(n)) for n, x in results.items()},
-                cells.tokens,
-            )
+            results = {n: self.policy.check_finite(x, self._error_label(n)) for n, x in results.items()}
+            waited = tf.cast(tf.maximum(features[ARRIVED] - could_start, 0), training.dtype)
+            return next_pass, {**results, WAITED: waited}, cells.tokens
 
         if plan.passes_per_update == 1:
             results = one_pass(tf.constant(0), tuple(() for _ in plan.stages))[1]
             return tf.constant(1), {name: self._cast_if_gradient(name, value, step) for name, value in results.items()}
-        shapes = {LOSS: (), ACCURACY: (), **{variable.name: variable.shape for variable in training.updated_variables}}
-        shapes |= {LOST_GRADIENTS: (len(training.watched_layers.formats), 2)} if training.watched_layers.formats else {}
-        shapes |= {LARGEST_GRADIENT: ()} if self.loss_scale.rule else {}
-        scaled = len(plan.precision.scaled_kernels)
-        shapes |= {AMAX: (scaled, 2)} if scaled else {}
+        shapes = self._shapes
 
         def body(pass_index: tf.Tensor, tokens: Tokens, sums: tuple[tf.Tensor, ...]) -> tuple[Any, ...]:
             next_pass, results, tokens = one_pass(pass_index, tokens)
@@ -103,6 +101,16 @@ class AccumulationLoop:
         start = (tf.constant(0), self.order.first_tokens(), tuple(tf.zeros(s, training.dtype) for s in shapes.values()))
         passes, _, totals = tf.while_loop(continues, body, start, parallel_iterations=plan.passes_in_flight, back_prop=False)
         return passes, {name: self._mean(name, total) for name, total in zip(shapes, totals)}
+
+    @property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the results of a pass, by name."""
+        layers, scaled = len(self.training.watched_layers.formats), len(self.training.plan.precision.scaled_kernels)
+        shapes = {variable.name: variable.shape for variable in self.training.updated_variables}
+        shapes |= {LOSS: (), ACCURACY: (), WAITED: ()}
+        shapes |= {LOST_GRADIENTS: (layers, 2)} if layers else {}
+        shapes |= {LARGEST_GRADIENT: ()} if self.loss_scale.rule else {}
+        return shapes | ({AMAX: (scaled, 2)} if scaled else {})
 
     @property
     def _sync_mean(self) -> Callable[[tf.Tensor], tf.Tensor] | None:

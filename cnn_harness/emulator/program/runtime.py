@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 NextFeatures = Callable[[tf.Tensor, tf.Tensor], Features]  # arguments: number of the update, number of the pass
-INFEED = "infeed"
+INFEED, ARRIVED = "infeed", "arrived"
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,8 @@ class Infeed:
             self.rewind = [self._iterator.initializer]
 
     def features(self, seed: Seed) -> NextFeatures:
-        """Return the function that produces the batches of a host step in the current graph."""
+        """Return the function that produces the batches of a host step in the current graph. The feature `ARRIVED` is the
+        time when the host delivered the batch, float64, in seconds."""
         iterator = None
         if self._stream.dataset:
             iterator = self._iterator
@@ -75,7 +76,10 @@ class Infeed:
                 iterator = tf.data.Iterator.from_structure(*structure, shared_name=INFEED)
 
         def next_features(updates: tf.Tensor, pass_index: tf.Tensor) -> Features:
-            return self._stream.features(seed, iterator.get_next() if iterator else {}, updates, pass_index)
+            element = iterator.get_next() if iterator else {}
+            with tf.control_dependencies([pass_index, *tf.nest.flatten(element)]):
+                arrived = tf.timestamp()
+            return {**self._stream.features(seed, element, updates, pass_index), ARRIVED: arrived}
 
         return next_features
 

@@ -33,7 +33,7 @@ from cnn_harness.emulator.program.training_spec import TrainingSpec
 from cnn_harness.emulator.program.update import HostStep
 from cnn_harness.emulator.program.variables import STEP, ProgramVariables
 
-OutfeedRow = tuple[np.float32, np.float32, np.ndarray, np.ndarray]
+OutfeedRow = tuple[np.float32, np.float32, np.ndarray, np.ndarray, np.float32]
 Report = Callable[[float, float], None]  # the arguments are loss and accuracy of a weight update.
 OUTFEED_DEPTH = 100_000
 
@@ -46,6 +46,8 @@ class Metrics:
     * `lost` [updates, layers, 2] has the fractions of gradients that underflowed and overflowed in narrow formats.
     * `instance_seconds` [updates, instances] has the seconds that each instance (process) of a group needed for the passes
       of an update, including data but without waiting for other instances.
+    * `waited` [updates] has the seconds for which the device could start a pass, but waited for its batch. In a group, this
+      is the mean of the instances.
     * `stopping_instances` has the numbers of the instances that dropped the next update because they must end at once.
     """
 
@@ -53,6 +55,7 @@ class Metrics:
     accuracy: np.ndarray
     lost: np.ndarray
     instance_seconds: np.ndarray
+    waited: np.ndarray
     stopping_instances: tuple[int, ...] = ()
 
 
@@ -126,11 +129,12 @@ class TrainingProgram(Program):
         if done and self._cache_entry is not None:
             self._cache_entry.ran()
         rows = outfeed[:done]
-        loss, accuracy, lost, seconds = zip(*rows) if rows else ((), (), (), ())
+        loss, accuracy, lost, seconds, waited = zip(*rows) if rows else ((),) * 5
         return Metrics(
             np.asarray(loss, np.float32), np.asarray(accuracy, np.float32),
             np.asarray(lost, np.float32).reshape(len(rows), len(self.watched), 2),
             np.asarray(seconds, np.float32).reshape(len(rows), self._instances),
+            np.asarray(waited, np.float32),
             tuple(int(k) for k in np.flatnonzero(stop_requests == STOP_AT_PASS)),
         )  # fmt: skip
 
@@ -217,7 +221,7 @@ def _write(training: TrainingSpec, seed: Seed, next_features: NextFeatures) -> P
     learning_rates = tf.placeholder(tf.float32, [None], "learning_rates")
     watched = tuple(training.watched_layers.formats)
     instances = training.group.size if training.group else 0
-    outfeed = tf.FIFOQueue(OUTFEED_DEPTH, [tf.float32] * 4, [[], [], [len(watched), 2], [instances]], name="outfeed")
+    outfeed = tf.FIFOQueue(OUTFEED_DEPTH, [tf.float32] * 5, [[], [], [len(watched), 2], [instances], []], name="outfeed")
     stop = tf.get_variable("stop", initializer=RUN, trainable=False, use_resource=True)
     step = HostStep(training, training.policy(seed), next_features, variables, order, outfeed, stop).run(learning_rates)
     at_pass = stop.assign(STOP_AT_PASS, read_value=False)

@@ -13,7 +13,7 @@ from cnn_harness.emulator.lowering.policy import PrecisionPolicy
 from cnn_harness.emulator.native import library
 from cnn_harness.emulator.plan import number_formats
 from cnn_harness.emulator.plan.checkpoint_tensors import AMAX_HISTORY
-from cnn_harness.emulator.program.accumulation import REDUCED_BY_MAX, RUN, STOP_AT_PASS, AccumulationLoop
+from cnn_harness.emulator.program.accumulation import REDUCED_BY_MAX, RUN, STOP_AT_PASS, WAITED, AccumulationLoop
 from cnn_harness.emulator.program.cells import StageOrder
 from cnn_harness.emulator.program.forward_backward import ACCURACY, AMAX, LARGEST_GRADIENT, LOSS, LOST_GRADIENTS
 from cnn_harness.emulator.program.loss_scale import LossScale
@@ -93,6 +93,7 @@ class HostStep:
                 counted = self.variables.step.assign_add([1], read_value=False)
             metrics = [tf.cast(results[name], tf.float32) for name in (LOSS, ACCURACY)]
             metrics += [results.get(LOST_GRADIENTS, tf.zeros([0, 2])), seconds]
+            metrics.append(tf.cast(results[WAITED] * self.training.plan.passes_per_update, tf.float32))
             with tf.control_dependencies([counted, self.outfeed.enqueue(metrics)]):
                 return tf.constant(True)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from cnn_harness.base.errors import OptionError
 from cnn_harness.base.process import commands
 from cnn_harness.base.storage import files
-from cnn_harness.harness.reports import markup, run_folder, training_chart, validation_sections
+from cnn_harness.harness.reports import input_share, markup, run_folder, training_chart, validation_sections
 from cnn_harness.harness.reports.run_folder import RunFolder
 from cnn_harness.harness.reports.training_chart import number
 
@@ -89,7 +89,9 @@ def _sections(reported: Reported, level: int, curves: str = "") -> list[str]:
     """Return the sections about one run. `level` is the HTML level of the headings."""
     run, scored, summary = reported.run, reported.evaluation, reported.run.arguments.get("summary_str")
     missing = f"the validation results are missing: {reported.missing or 'no checkpoint was evaluated'}"
-    notes = [*run.notes, *([] if scored else [missing])]
+    share = input_share.mean(run.training)
+    slow = [input_share.advice(share, run.options)] * (share > input_share.MUCH)
+    notes = [*run.notes, *slow, *([] if scored else [missing])]
     parts = [markup.paragraph(f"{note[:1].upper()}{note[1:]}.", "note") for note in notes]
     for title, content in (
         ("Training curves", curves),
@@ -139,6 +141,7 @@ def _results(run: RunFolder) -> Mapping[str, str]:
         ("parameters", run.arguments.get("parameters") or math.nan, "{:,}"),
         ("images per second (median)", statistics.median(rates or [math.nan]), "{:,.1f}"),
         ("training time", number(trained, "total_time"), "{:,.1f} s"),
+        ("of it, waiting for data", 100 * input_share.mean(run.training), "{:.1f} %"),
     )
     results = {name: form.format(value) for name, value, form in figures if value >= 0}
     if best:

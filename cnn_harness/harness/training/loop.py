@@ -13,6 +13,7 @@ from cnn_harness.base.process import tf_runtime
 from cnn_harness.base.process.signals import StopRequest
 from cnn_harness.harness.checkpoints import write
 from cnn_harness.harness.checkpoints.checkpoint import UNSAVED, Checkpoint
+from cnn_harness.harness.reports import input_share
 from cnn_harness.harness.training.checkpointer import Checkpointer, CheckpointKind
 from cnn_harness.harness.training.divergence import Divergence
 from cnn_harness.harness.training.initial_state import InitialState
@@ -58,6 +59,7 @@ class TrainingLoop:
         self._updates: list[tuple[int, float, float]] = []  # Number, loss and accuracy of the last host step's updates.
         self._divergence = Divergence(context, program.watched)
         self._stragglers = Stragglers(context.team.cluster)
+        self._advised = False  # Whether the log has advice about a slow input.
         self._checkpointer = Checkpointer(context, program, initial.meter, self._divergence, lambda: validator.best)
         self._observer = Observer(context, program, initial.updates)
         length = context.run.length
@@ -173,7 +175,7 @@ class TrainingLoop:
         if metrics.stopping_instances:
             self._context.team.agree_to_stop(self._signals, metrics.stopping_instances[0])
         done = first + len(metrics.loss)
-        self._meter.add(metrics.loss, metrics.accuracy, seconds)
+        self._meter.add(metrics.loss, metrics.accuracy, seconds, float(metrics.waited.sum()))
         self._updates = list(zip(range(first + 1, done + 1), metrics.loss, metrics.accuracy))
         self._stragglers.add(metrics.instance_seconds)
         self._divergence.check_updates(first, metrics.loss, metrics.lost, self._program.loss_scale())
@@ -212,6 +214,9 @@ class TrainingLoop:
         self._divergence.report()
         for note in self._stragglers.notes():
             self._context.log.note(note)
+        if not self._advised and self._meter.input_share > input_share.MUCH:
+            self._advised = True
+            self._context.log.note(input_share.advice(self._meter.input_share, self._context.run.options.values()))
 
     def _save(self, done: int) -> None:
         self._mlperf.block_over()

@@ -13,6 +13,8 @@ from typing import Any
 
 from cnn_harness.harness.run.length import TrainingLength
 
+_LEAST_SECONDS = 5.0  # A share of a shorter time says little.
+
 
 class Meter:
     """Collects the metrics of updates. `row` returns the log row of the host step that has just ended."""
@@ -30,9 +32,10 @@ class Meter:
         # If the length of host steps has changed, forget the earlier host steps, because averages cannot combine the two.
         self._window = deque(state.get("window", ()) if same_grid else [], maxlen=length.window_steps)
         self._open = list(state.get("open", ())) if same_grid else []
-        self._since_report: list[float] = [0, 0.0]  # Number of updates and seconds since the last row.
-        self._timed: list[float] = [0, 0.0]  # Number of updates and seconds in this call.
-        self._first = 0.0  # Seconds per update in the first host step of this call.
+        # Number of updates, their seconds, and the seconds in which they waited for data:
+        self._since_report = [0, 0.0, 0.0]  # since the last row
+        self._timed = [0, 0.0, 0.0]  # in this call
+        self._first = [0, 0.0, 0.0]  # in the first host step of this call
         self._skip_time = True
 
     def state(self) -> dict[str, Any]:
@@ -45,24 +48,30 @@ class Meter:
             "open": self._open,
         }
 
-    def add(self, loss: Sequence[float], accuracy: Sequence[float], seconds: float) -> None:
-        """Add the updates of a host step, or of a part of one. `accuracy` contains fractions from 0 to 1."""
+    def add(self, loss: Sequence[float], accuracy: Sequence[float], seconds: float, waited: float = 0.0) -> None:
+        """Add the updates of a host step, or of a part of one. `accuracy` contains fractions from 0 to 1. In `waited` of the
+        `seconds`, the device waited for data."""
         self._open += [(float(a), float(b)) for a, b in zip(loss, accuracy)]
         self._seconds += seconds
         # Exclude the first host step of a process from the speed, because it warms up caches.
         if self._skip_time:
-            self._skip_time, self._first = False, seconds / max(len(loss), 1)
+            self._skip_time, added = False, [self._first]
         else:
-            for sums in (self._since_report, self._timed):
-                sums[0] += len(loss)
-                sums[1] += seconds
+            added = [self._since_report, self._timed]
+        for sums in added:
+            sums[:] = map(sum, zip(sums, (len(loss), seconds, waited)))
 
     @property
     def images_per_second(self) -> float:
         """The number of images per second in this call. The first host step is excluded if others have followed."""
-        updates, seconds = self._timed
-        seconds_per_update = seconds / updates if updates else self._first
-        return self._length.global_batch / seconds_per_update if seconds_per_update else 0.0
+        updates, seconds, _ = self._timed if self._timed[0] else self._first
+        return self._length.global_batch * updates / seconds if seconds else 0.0
+
+    @property
+    def input_share(self) -> float:
+        """The share of the time of this call in which the device waited for data; 0 in the first seconds."""
+        _, seconds, waited = self._timed
+        return waited / seconds if seconds > _LEAST_SECONDS else 0.0
 
     def end_host_step(self) -> None:
         """End the host step, and add its mean loss and accuracy to the window of averaged host steps."""
@@ -74,9 +83,9 @@ class Meter:
         """Return the log row of the host step that ended after `end` updates."""
         loss, accuracy = self._window[-1]
         loss_average, accuracy_average = (sum(column) / len(self._window) for column in zip(*self._window))
-        updates, seconds = self._since_report
-        seconds_per_update = max(seconds / updates if updates else self._first, 1e-9)
-        self._since_report = [0, 0.0]
+        updates, seconds, waited = self._since_report if self._since_report[0] else self._first
+        seconds_per_update = max(seconds / max(updates, 1), 1e-9)
+        self._since_report = [0, 0.0, 0.0]
         return {
             "step": self._steps * self._increment,
             "iteration": end,
@@ -89,6 +98,7 @@ class Meter:
             "it_time": seconds_per_update,
             "img_per_sec": self._length.global_batch / seconds_per_update,
             "total_time": self._seconds,
+            "input_share": waited / max(seconds, 1e-9),
         }
 
 

@@ -12,9 +12,12 @@ from dataclasses import replace
 import commands
 import numpy as np
 import pytest
+import tensorflow.compat.v1 as tf
 
+from cnn_harness import ipu_utils
 from cnn_harness.emulator.program import runtime
 from cnn_harness.emulator.program.training_program import TrainingProgram
+from cnn_harness.harness.programs import build
 from cnn_harness.harness.run import cli
 from cnn_harness.harness.run.resolve import prepare
 from cnn_harness.harness.run.run import Run
@@ -52,6 +55,27 @@ def gradient(words: tuple[object, ...]) -> dict[str, np.ndarray]:
     found = built.values()
     built.close()
     return {name: before[name].astype(np.float64) - found[name] for name in kernels(found)}
+
+
+@pytest.mark.parametrize("stages", ["", "--shards 2 --pipeline --pipeline-splits auto"])
+def test_wait_for_slow_data_is_measured(stages):
+    """The host needs a quarter of a second for each of four batches. A pipeline computes meanwhile."""
+    run, slow = prepared(*f"--batch-size 1 --gradient-accumulation-count 4 --fold 1 {stages}".split()), 0.25
+
+    def delay(element):
+        time.sleep(slow)
+        return element
+
+    stream = build._stream(run, run.training_request(0, 0), training=True)
+    delayed = replace(stream, dataset=lambda: stream.dataset().map(
+        lambda x: {**x, "label": tf.ensure_shape(tf.numpy_function(delay, [x["label"]], x["label"].dtype), x["label"].shape)}
+    ))  # fmt: skip
+    for fed, least, most in ((stream, 0, 3 * slow), (delayed, 3 * slow, 1e9)):
+        with ipu_utils.compile_training(build.training_spec(run, 0), fed) as built:
+            built.step([0.1])
+            started = time.perf_counter()
+            (waited,) = built.step([0.1]).waited
+            assert least <= waited <= min(most, time.perf_counter() - started)
 
 
 @pytest.mark.parametrize("norm", ["--batch-norm", "--group-norm"])

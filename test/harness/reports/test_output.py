@@ -69,7 +69,7 @@ def test_file_of_another_kind_is_kept(command, words, earlier, tmp_path, monkeyp
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "arguments.json").write_text('{"model": "resnet"}')
-    lines = ",".join(tables.TRAINING_COLUMNS), "1,1,0.1,0.1,3,3,1,1,0.01,100,1"
+    lines = ",".join(tables.TRAINING_COLUMNS), ",".join("1" * len(tables.TRAINING_COLUMNS))
     (folder / "training.csv").write_text("\n".join(lines) + "\n")
     ending = {"--json": ".json", "--html": ".html"}.get(words.split()[-1], ".svg")
     theirs = tmp_path / f"theirs{ending}"

@@ -25,7 +25,9 @@ SMALL = ("--precision", "32.32", "--dataset", "cifar-10", "--model-size", "8", "
          "--base-learning-rate-exponent", "-7", "--warmup-epochs", "0.2", "--seed", "7")  # fmt: skip
 # 1,250 images in batches of 8: 156 updates an epoch, and a quarter
 UNBROKEN = (*SMALL, "--batch-size", "8", "--iterations", "240", "--log-freq", "40", "--batches-per-step", "20")
-TRAINING_HEADER = "step,iteration,epoch,lr,loss_batch,loss_avg,train_acc_batch,train_acc_avg,it_time,img_per_sec,total_time"
+TRAINING_HEADER = (
+    "step,iteration,epoch,lr,loss_batch,loss_avg,train_acc_batch,train_acc_avg,it_time,img_per_sec,total_time,input_share"
+)
 VALIDATION_HEADER = "name,iteration,epoch,val_acc,raw_acc,val_time,val_size,img_per_sec,latency,top5_acc,loss"
 NUMBER = r"\s*-?[\d.]+(e[-+]\d+)?"
 TRAINING_LINE = re.compile(
