@@ -150,7 +150,8 @@ class RunLog:
         """Write a row of training.csv and its log lines. `left` is the remaining time, as text."""
         self._last_row = row
         line = self._training_line.format(**row)
-        rest = f"  waiting for data: {100 * row['input_share']:.1f}%{left and f', ETA: {left}'}"
+        noise = "" if math.isnan(row["noise_scale"]) else f", gradient noise scale: {row['noise_scale']:,.0f}"
+        rest = f"  waiting for data: {100 * row['input_share']:.1f}%{noise}{left and f', ETA: {left}'}"
         if sys.stdout.isatty() or self._brief:
             shown = TERMINAL_LINE.format(**row, left=left and f"ETA {left}").rstrip()
         else:

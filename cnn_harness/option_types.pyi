@@ -192,6 +192,8 @@ class CommonOptions(TypedDict, total=False):
     """set the number format of gradients in the backward pass of convolutions and dense layers (default: from --precision)"""
     gradient_mean_reduce_re: Text | Sequence[Text] | None
     """average gradients over replicas instead of adding them, if their names match one of these regular expressions"""
+    gradient_noise: bool | None
+    """estimate the gradient noise scale, above which larger batches save little, from the gradients of passes"""
     gradients_to_accumulate: int | None
     """accumulate gradients over N micro-batches per replica for each weight update"""
     group_dim: int | None

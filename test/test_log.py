@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from commands import succeed
 
@@ -30,6 +31,7 @@ def collect(pieces: list[tuple[int, int]], interrupt_after: int | None = None) -
     rows = []
     for number, (first, end) in enumerate(pieces):
         meter.add([1.0 / (i + 1) for i in range(first, end)], [0.1] * (end - first), seconds=0.5)
+        meter.add_noise(np.asarray([[i, 5.0] for i in range(first, end)]))
         if end == LENGTH.host_step_end(first):
             meter.end_host_step()
             rows.append(meter.row(end))
@@ -41,11 +43,13 @@ def collect(pieces: list[tuple[int, int]], interrupt_after: int | None = None) -
 def test_rows_are_independent_of_stops():
     whole = collect([(0, 5), (5, 10), (10, 15), (15, 20)])
     pieced = collect([(0, 5), (5, 7), (7, 10), (10, 15), (15, 20)], interrupt_after=1)
-    keys = ("step", "iteration", "epoch", "lr", "loss_batch", "loss_avg", "train_acc_batch", "train_acc_avg")
+    keys = ("step", "iteration", "epoch", "lr", "loss_batch", "loss_avg", "train_acc_batch", "train_acc_avg",
+            "noise_scale")  # fmt: skip
     assert [[row[key] for key in keys] for row in whole] == [[row[key] for key in keys] for row in pieced]
     # ten updates an epoch in host steps of five: the window is two steps
     assert whole[2]["loss_avg"] == pytest.approx(sum(1 / i for i in range(6, 16)) / 10)
     assert whole[2]["loss_batch"] == pytest.approx(sum(1 / i for i in range(11, 16)) / 5)
+    assert whole[0]["noise_scale"] == pytest.approx(2 / 5, rel=0.02)
     assert whole[2]["train_acc_batch"] == pytest.approx(10)
     assert whole[2]["lr"] == 14  # of the last update
     early = replace(LENGTH, logs_first_rate=True)  # as in the first releases

@@ -148,6 +148,21 @@ def test_layouts_change_no_bit(family, row, images):
     assert_same_bits(expected, found)
 
 
+@pytest.mark.parametrize(("batch", "stages"), [("12 1", STAGES), ("2 6", "")])
+def test_gradient_noise_changes_no_bit(batch, stages, images):
+    row = {
+        "norm": GROUP,
+        "batch": batch,
+        "stages": stages,
+        "schedule": "Grouped",
+        "recompute": "",
+        "fold": "1",
+        "threads": "1",
+    }
+    found = trained(f"{laid_out('resnet', row)} --gradient-noise", images)
+    assert_same_bits(plain("resnet", GROUP, "1", images), found)
+
+
 FEW = f"{EFFICIENTNET} {GROUP} --batch-size 4 --gradient-accumulation-count 2 --fold 1"
 
 

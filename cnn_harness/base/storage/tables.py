@@ -19,6 +19,7 @@ from cnn_harness.base.storage import files, input_files
 TRAINING_COLUMNS = (
     "step", "iteration", "epoch", "lr", "loss_batch", "loss_avg", "train_acc_batch", "train_acc_avg",
     "it_time", "img_per_sec", "total_time", "input_share",
+    "noise_scale",
 )  # fmt: skip
 VALIDATION_COLUMNS = (
     "name", "iteration", "epoch", "val_acc", "raw_acc", "val_time", "val_size", "img_per_sec", "latency",

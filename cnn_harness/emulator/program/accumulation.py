@@ -25,6 +25,7 @@ from cnn_harness.emulator.program.forward_backward import (
     run_pass,
     stage_blocks,
 )
+from cnn_harness.emulator.program.gradient_noise import SQUARED_NORM, squared_norm
 from cnn_harness.emulator.program.loss_scale import LossScale
 from cnn_harness.emulator.program.runtime import ARRIVED, NextFeatures
 from cnn_harness.emulator.program.training_spec import TrainingSpec
@@ -76,6 +77,8 @@ class AccumulationLoop:
             watch = GradientWatch(training.watched_layers, with_largest=bool(self.loss_scale.rule))
             results = run_pass(network, weights, features, cells, watch)
             results = {n: self.policy.check_finite(x, self._error_label(n)) for n, x in results.items()}
+            if training.gradient_noise:
+                results[SQUARED_NORM] = squared_norm(training, results, self.loss_scale.factor)
             waited = tf.cast(tf.maximum(features[ARRIVED] - could_start, 0), training.dtype)
             return next_pass, {**results, WAITED: waited}, cells.tokens
 
@@ -107,7 +110,7 @@ class AccumulationLoop:
         """The shapes of the results of a pass, by name."""
         layers, scaled = len(self.training.watched_layers.formats), len(self.training.plan.precision.scaled_kernels)
         shapes = {variable.name: variable.shape for variable in self.training.updated_variables}
-        shapes |= {LOSS: (), ACCURACY: (), WAITED: ()}
+        shapes |= {LOSS: (), ACCURACY: (), WAITED: (), **({SQUARED_NORM: ()} if self.training.gradient_noise else {})}
         shapes |= {LOST_GRADIENTS: (layers, 2)} if layers else {}
         shapes |= {LARGEST_GRADIENT: ()} if self.loss_scale.rule else {}
         return shapes | ({AMAX: (scaled, 2)} if scaled else {})

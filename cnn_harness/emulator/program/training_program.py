@@ -19,6 +19,7 @@ from cnn_harness.emulator.plan.schedules import Action
 from cnn_harness.emulator.plan.timings import CellTiming
 from cnn_harness.emulator.program.accumulation import RUN, STOP_AT_PASS, STOP_AT_UPDATE
 from cnn_harness.emulator.program.cells import KINDS, StageOrder
+from cnn_harness.emulator.program.gradient_noise import estimates
 from cnn_harness.emulator.program.optimised_graph import CacheEntry
 from cnn_harness.emulator.program.runtime import (
     NextFeatures,
@@ -33,7 +34,7 @@ from cnn_harness.emulator.program.training_spec import TrainingSpec
 from cnn_harness.emulator.program.update import HostStep
 from cnn_harness.emulator.program.variables import STEP, ProgramVariables
 
-OutfeedRow = tuple[np.float32, np.float32, np.ndarray, np.ndarray, np.float32]
+OutfeedRow = tuple[np.float32, np.float32, np.ndarray, np.ndarray, np.float32, np.ndarray]
 Report = Callable[[float, float], None]  # the arguments are loss and accuracy of a weight update.
 OUTFEED_DEPTH = 100_000
 
@@ -48,6 +49,7 @@ class Metrics:
       of an update, including data but without waiting for other instances.
     * `waited` [updates] has the seconds for which the device could start a pass, but waited for its batch. In a group, this
       is the mean of the instances.
+    * `gradient_noise` float64 [updates, 2] has estimates of S and |G|^2 (`gradient_noise.estimates`), or is [0, 2].
     * `stopping_instances` has the numbers of the instances that dropped the next update because they must end at once.
     """
 
@@ -56,6 +58,7 @@ class Metrics:
     lost: np.ndarray
     instance_seconds: np.ndarray
     waited: np.ndarray
+    gradient_noise: np.ndarray
     stopping_instances: tuple[int, ...] = ()
 
 
@@ -77,7 +80,7 @@ class TrainingProgram(Program):
         """`stream` delivers the training batches. `cache_entry` is the entry in the program cache."""
         self._ended = threading.Event()
         group = training.group
-        self._instances = group.size if group else 0
+        self._instances, self._plan = group.size if group else 0, training.plan
         super().__init__(
             partial(_write, training), stream, training.plan.stage_devices, training.seed,
             place=group.device if group else None, group=group, cache_entry=cache_entry,
@@ -129,12 +132,12 @@ class TrainingProgram(Program):
         if done and self._cache_entry is not None:
             self._cache_entry.ran()
         rows = outfeed[:done]
-        loss, accuracy, lost, seconds, waited = zip(*rows) if rows else ((),) * 5
+        loss, accuracy, lost, seconds, waited, norms = zip(*rows) if rows else ((),) * 6
         return Metrics(
             np.asarray(loss, np.float32), np.asarray(accuracy, np.float32),
             np.asarray(lost, np.float32).reshape(len(rows), len(self.watched), 2),
             np.asarray(seconds, np.float32).reshape(len(rows), self._instances),
-            np.asarray(waited, np.float32),
+            np.asarray(waited, np.float32), estimates(norms, self._plan),
             tuple(int(k) for k in np.flatnonzero(stop_requests == STOP_AT_PASS)),
         )  # fmt: skip
 
@@ -221,7 +224,8 @@ def _write(training: TrainingSpec, seed: Seed, next_features: NextFeatures) -> P
     learning_rates = tf.placeholder(tf.float32, [None], "learning_rates")
     watched = tuple(training.watched_layers.formats)
     instances = training.group.size if training.group else 0
-    outfeed = tf.FIFOQueue(OUTFEED_DEPTH, [tf.float32] * 5, [[], [], [len(watched), 2], [instances], []], name="outfeed")
+    shapes = [[], [], [len(watched), 2], [instances], [], [2 * training.gradient_noise]]
+    outfeed = tf.FIFOQueue(OUTFEED_DEPTH, [tf.float32] * 6, shapes, name="outfeed")
     stop = tf.get_variable("stop", initializer=RUN, trainable=False, use_resource=True)
     step = HostStep(training, training.policy(seed), next_features, variables, order, outfeed, stop).run(learning_rates)
     at_pass = stop.assign(STOP_AT_PASS, read_value=False)

@@ -93,6 +93,7 @@ class TrainingSpec:
     * `frozen` names moving statistics. Norms with these statistics use them in training too.
     * `clip_grad_norm` limits the norm of all gradients together, before weight decay; 0 means no limit.
     * `ema` is the decay of exponential moving averages of all variables that updates change; 0 means no averages.
+    * `gradient_noise` means that the squared norms of gradients are measured.
     * `recording` means that the times of cells can be recorded.
     * `group` has the processes that train together.
     """
@@ -110,6 +111,7 @@ class TrainingSpec:
     frozen: frozenset[str] = frozenset()
     clip_grad_norm: float = 0.0
     ema: float = 0.0
+    gradient_noise: bool = False
     recording: bool = False
     group: WorkerGroup | None = None
     dtype: tf.DType = tf.float32  # narrow formats are emulated in FP32.

@@ -16,6 +16,7 @@ from cnn_harness.emulator.plan.checkpoint_tensors import AMAX_HISTORY
 from cnn_harness.emulator.program.accumulation import REDUCED_BY_MAX, RUN, STOP_AT_PASS, WAITED, AccumulationLoop
 from cnn_harness.emulator.program.cells import StageOrder
 from cnn_harness.emulator.program.forward_backward import ACCURACY, AMAX, LARGEST_GRADIENT, LOSS, LOST_GRADIENTS
+from cnn_harness.emulator.program.gradient_noise import SQUARED_NORM, squared_norm
 from cnn_harness.emulator.program.loss_scale import LossScale
 from cnn_harness.emulator.program.runtime import NextFeatures
 from cnn_harness.emulator.program.training_spec import Move, TrainingSpec
@@ -93,7 +94,11 @@ class HostStep:
                 counted = self.variables.step.assign_add([1], read_value=False)
             metrics = [tf.cast(results[name], tf.float32) for name in (LOSS, ACCURACY)]
             metrics += [results.get(LOST_GRADIENTS, tf.zeros([0, 2])), seconds]
-            metrics.append(tf.cast(results[WAITED] * self.training.plan.passes_per_update, tf.float32))
+            waited = results[WAITED] * self.training.plan.passes_per_update
+            norms = []
+            if self.training.gradient_noise:
+                norms = [results[SQUARED_NORM], squared_norm(self.training, results, scale.factor)]
+            metrics += [tf.cast(x, tf.float32) for x in (waited, tf.stack(norms) if norms else tf.zeros([0]))]
             with tf.control_dependencies([counted, self.outfeed.enqueue(metrics)]):
                 return tf.constant(True)
 

@@ -371,6 +371,9 @@ class TrainingOptions(OptimiserOptions, _BatchAndRate):
         "clip the gradients of each update to this global L2 norm, before weight decay is added; 0 is off",
         check=at_least(0),
     )
+    gradient_noise: bool = opt(
+        False, "estimate the gradient noise scale, above which larger batches save little, from the gradients of passes"
+    )
     loss_scaling: float = opt(128.0, "multiply the loss by this factor before the backward pass", check=above(0))
     automatic_loss_scaling: str | None = opt(
         None, "adapt the loss scale, starting at --loss-scaling: back-off halves it on overflow and doubles it later; "

@@ -73,6 +73,7 @@ def training_spec(run: Run, seed: int, recording: bool = False, group: WorkerGro
         frozen=run.frozen_statistics,
         clip_grad_norm=options.clip_grad_norm,
         ema=options.ema,
+        gradient_noise=options.gradient_noise,
         recording=recording,
         group=group,
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from cnn_harness.base.errors import OptionError
 from cnn_harness.base.process import commands
 from cnn_harness.base.storage import files
-from cnn_harness.harness.reports import input_share, markup, run_folder, training_chart, validation_sections
+from cnn_harness.harness.reports import input_share, markup, noise_scale, run_folder, training_chart, validation_sections
 from cnn_harness.harness.reports.run_folder import RunFolder
 from cnn_harness.harness.reports.training_chart import number
 
@@ -95,6 +95,7 @@ def _sections(reported: Reported, level: int, curves: str = "") -> list[str]:
     parts = [markup.paragraph(f"{note[:1].upper()}{note[1:]}.", "note") for note in notes]
     for title, content in (
         ("Training curves", curves),
+        ("Batch size", _batch_size(run)),
         ("Averaged weights", _averages(run)),
         ("Validation results", validation_sections.section(scored) if scored else ""),
         ("Options that differ from the defaults", _options(run)),
@@ -150,6 +151,12 @@ def _results(run: RunFolder) -> Mapping[str, str]:
         epoch = "" if averaged else f" (epoch {number(best, 'epoch'):.4g})"
         results["best checkpoint"] = f"{name}{epoch}"
     return results
+
+
+def _batch_size(run: RunFolder) -> str:
+    """Return what the gradient noise scale says about the batch size; "" if the run did not estimate it."""
+    scale, batch = number(run.training[-1], "noise_scale") if run.training else 0, run.arguments.get("global_batch_size")
+    return noise_scale.section(scale, batch) if scale > 0 and batch else ""
 
 
 def _averages(run: RunFolder) -> str:

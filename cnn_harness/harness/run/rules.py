@@ -332,6 +332,14 @@ def loss_scale(run: Run) -> Iterator[str]:
         )
 
 
+def gradient_noise(run: Run) -> None:
+    """Reject --gradient-noise if an update has only one pass, because the estimate compares several gradients."""
+    plan = run.plan
+    if run.options.training.gradient_noise and plan.passes_per_update * plan.instances == 1:
+        remedy = "--fold 1" if plan.fold > 1 else "--gradient-accumulation-count 2 or --replicas 2"
+        raise OptionError(f"--gradient-noise needs at least two passes per update, but there is one; give {remedy}")
+
+
 # --- Devices, precision, memory --------------------------------------------------------------------------------------
 
 
@@ -466,6 +474,6 @@ EVERY_RUN: tuple[Rule, ...] = (
     run_name, profiles, model_notes, data_set, validation_images, optimiser, native_arithmetic, memory_proportions,
 )  # fmt: skip
 TRAINING: tuple[Rule, ...] = (
-    mixing, averages, classes, label_smoothing, learning_rate, loss_scale, hadamard, batch_statistics,
-    options_without_effect,
+    mixing, averages, classes, label_smoothing, learning_rate, loss_scale, gradient_noise, hadamard,
+    batch_statistics, options_without_effect,
 )  # fmt: skip

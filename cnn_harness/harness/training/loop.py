@@ -176,6 +176,7 @@ class TrainingLoop:
             self._context.team.agree_to_stop(self._signals, metrics.stopping_instances[0])
         done = first + len(metrics.loss)
         self._meter.add(metrics.loss, metrics.accuracy, seconds, float(metrics.waited.sum()))
+        self._meter.add_noise(metrics.gradient_noise)
         self._updates = list(zip(range(first + 1, done + 1), metrics.loss, metrics.accuracy))
         self._stragglers.add(metrics.instance_seconds)
         self._divergence.check_updates(first, metrics.loss, metrics.lost, self._program.loss_scale())

@@ -5,15 +5,19 @@ If a run is stopped during a host step and resumed, the row contains the average
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
+
 from cnn_harness.harness.run.length import TrainingLength
 
 _LEAST_SECONDS = 5.0  # A share of a shorter time says little.
+_DECAY = 0.99  # Every update multiplies the sums of gradient noise by this factor.
 
 
 class Meter:
@@ -32,6 +36,7 @@ class Meter:
         # If the length of host steps has changed, forget the earlier host steps, because averages cannot combine the two.
         self._window = deque(state.get("window", ()) if same_grid else [], maxlen=length.window_steps)
         self._open = list(state.get("open", ())) if same_grid else []
+        self._noise = np.asarray(state.get("gradient_noise", (0.0, 0.0)))  # decaying sums of S and |G|^2
         # Number of updates, their seconds, and the seconds in which they waited for data:
         self._since_report = [0, 0.0, 0.0]  # since the last row
         self._timed = [0, 0.0, 0.0]  # in this call
@@ -46,6 +51,7 @@ class Meter:
             "updates_per_step": self._length.updates_per_host_step,
             "window": list(self._window),
             "open": self._open,
+            "gradient_noise": self._noise.tolist(),
         }
 
     def add(self, loss: Sequence[float], accuracy: Sequence[float], seconds: float, waited: float = 0.0) -> None:
@@ -73,6 +79,18 @@ class Meter:
         _, seconds, waited = self._timed
         return waited / seconds if seconds > _LEAST_SECONDS else 0.0
 
+    def add_noise(self, estimates: np.ndarray) -> None:
+        """Add estimates of S and |G|^2 of updates, [updates, 2]. Ignore updates whose gradients overflowed."""
+        for estimate in estimates[np.isfinite(estimates).all(1)]:
+            self._noise = _DECAY * self._noise + estimate
+
+    @property
+    def noise_scale(self) -> float:
+        """The gradient noise scale in images, the ratio of the running averages of S and |G|^2 (arXiv 1812.06162, appendix
+        A.1). Without estimates, or if the noise hides |G|^2, the value is nan."""
+        noise, signal = self._noise.tolist()
+        return max(noise, 0.0) / signal if signal > 0 else math.nan
+
     def end_host_step(self) -> None:
         """End the host step, and add its mean loss and accuracy to the window of averaged host steps."""
         self._window.append(tuple(sum(column) / len(self._open) for column in zip(*self._open)))
@@ -99,6 +117,7 @@ class Meter:
             "img_per_sec": self._length.global_batch / seconds_per_update,
             "total_time": self._seconds,
             "input_share": waited / max(seconds, 1e-9),
+            "noise_scale": self.noise_scale,
         }
 
 

@@ -16,6 +16,7 @@ import tensorflow.compat.v1 as tf
 
 from cnn_harness import ipu_utils
 from cnn_harness.emulator.program import runtime
+from cnn_harness.emulator.program.gradient_noise import estimates
 from cnn_harness.emulator.program.training_program import TrainingProgram
 from cnn_harness.harness.programs import build
 from cnn_harness.harness.run import cli
@@ -76,6 +77,40 @@ def test_wait_for_slow_data_is_measured(stages):
             started = time.perf_counter()
             (waited,) = built.step([0.1]).waited
             assert least <= waited <= min(most, time.perf_counter() - started)
+
+
+@pytest.mark.parametrize(
+    ("layout", "precision"),
+    [
+        ("--gradient-accumulation-count 4 --clip-grad-norm 0.1", ""),
+        ("--gradient-accumulation-count 2 --replicas 2 --shards 2 --pipeline --pipeline-splits auto", ""),
+        ("--gradient-accumulation-count 4", "--precision 16.16 --loss-scaling 1024"),
+    ],
+)
+def test_gradient_noise_is_covariance_of_passes(layout, precision):
+    """S is the size of a pass times the trace of the sample covariance of the passes' gradients, computed in float64."""
+    common = ["--group-norm", "--batch-size", 2, "--optimiser", "SGD", "--fold", 1]
+    with program(*common) as single:
+        start, found = single.values(), []
+        for _ in range(4):
+            single.step([1.0])
+            after_pass = single.values()
+            found.append(np.concatenate([(start[k].astype(np.float64) - after_pass[k]).ravel() for k in kernels(start)]))
+            single.load_initial(start)
+    trace = 2 * np.var(found, axis=0, ddof=1).sum()
+    with program(*common, *layout.split(), *precision.split(), "--gradient-noise") as built:
+        assert built.step([0.1]).gradient_noise == pytest.approx(
+            np.asarray([[trace, np.square(np.mean(found, axis=0)).sum() - trace / 8]]), rel=0.05 if precision else 1e-4
+        )
+
+
+def test_estimates_of_gradient_noise_are_unbiased():
+    draw, plan = np.random.default_rng(7), prepared("--batch-size", 2, "--gradient-accumulation-count", 3, "--fold", 1).plan
+    mean, root = 3 * draw.standard_normal(5), draw.standard_normal((5, 5))
+    samples = mean + draw.standard_normal((40_000, 3, 2, 5)) @ root.T
+    passes = samples.mean(2)
+    norms = np.stack([np.square(passes).sum(2).mean(1), np.square(passes.mean(1)).sum(1)], 1)
+    assert estimates(norms, plan).mean(0) == pytest.approx([np.trace(root @ root.T), mean @ mean], rel=0.02)
 
 
 @pytest.mark.parametrize("norm", ["--batch-norm", "--group-norm"])

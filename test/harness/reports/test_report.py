@@ -67,7 +67,7 @@ def plain(tmp_path) -> Path:
 def with_rows(folder: Path, count: int = 20) -> Path:
     folder.mkdir()
     lines = [",".join(tables.TRAINING_COLUMNS)]
-    lines += [f"{i},{i},{i / 10},0.1,{3 / i},{3 / i},{i},{i},0.01,100,{i}" for i in range(1, count + 1)]
+    lines += [f"{i},{i},{i / 10},0.1,{3 / i},{3 / i},{i},{i},0.01,100,{i},0.25,300" for i in range(1, count + 1)]
     (folder / "training.csv").write_text("\n".join(lines) + "\n")
     lines = [",".join(tables.VALIDATION_COLUMNS)]
     lines += [f"ckpt-{10 * i},{10 * i},{i},{20 * i},{20 * i},0.5,100,200,1.5,95,{1 / i}" for i in (1, 2)]
@@ -171,6 +171,14 @@ def test_class_scores_follow_definitions():
     scores, images = validation_results.Evaluation("ckpt-1", 5, (), labels, *rest).class_scores()
     assert images.tolist() == [3, 2, 0, 1, 0]
     np.testing.assert_allclose(scores, [[1, 2 / 3, 0.8], [0.5, 0.5, 0.5], [0, 0, 0], [1, 1, 1], [0, 0, 0]])
+
+
+def test_wait_and_noise_scale_are_explained(plain):
+    """With N = 300, a batch of 100 needs 1 + 3 times the fewest updates, and a batch of 200 needs 1 + 1.5 times."""
+    (plain / "arguments.json").write_text('{"global_batch_size": 100}')
+    page = Page(succeed("report", plain, "--no-evaluation").out and (plain / "report.html").read_text())
+    assert "25 %" in page.text and "--dataset-benchmark" in page.text
+    assert f"{2.5 / 4:.2f}" in page.texts and f"{(1 + 2 / 3) / (1 + 1 / 3):.2f}" in page.texts
 
 
 HEAD = ",".join(tables.TRAINING_COLUMNS) + "\n"

@@ -99,6 +99,8 @@ REFUSED = [  # words; the names and values in the error
     ("--optimiser LARS --lars-skip-list nothing", "--lars-skip-list nothing"),
     ("--no-validation --patience 2", "--patience 2 --no-validation"),
     ("--automatic-loss-scaling --fp-exceptions", "--automatic-loss-scaling --fp-exceptions"),
+    ("--gradient-noise", "--gradient-noise --gradient-accumulation-count"),
+    ("--gradient-noise --gradient-accumulation-count 4 --fold 4", "--gradient-noise --fold"),
     ("--native-arithmetic", "--native-arithmetic BF16"),
     ("--name-suffix a/b", "--name-suffix 'a/b'"),
 ]

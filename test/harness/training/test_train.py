@@ -26,7 +26,8 @@ SMALL = ("--precision", "32.32", "--dataset", "cifar-10", "--model-size", "8", "
 # 1,250 images in batches of 8: 156 updates an epoch, and a quarter
 UNBROKEN = (*SMALL, "--batch-size", "8", "--iterations", "240", "--log-freq", "40", "--batches-per-step", "20")
 TRAINING_HEADER = (
-    "step,iteration,epoch,lr,loss_batch,loss_avg,train_acc_batch,train_acc_avg,it_time,img_per_sec,total_time,input_share"
+    "step,iteration,epoch,lr,loss_batch,loss_avg,train_acc_batch,train_acc_avg,it_time,img_per_sec,total_time,input_share,"
+    "noise_scale"
 )
 VALIDATION_HEADER = "name,iteration,epoch,val_acc,raw_acc,val_time,val_size,img_per_sec,latency,top5_acc,loss"
 NUMBER = r"\s*-?[\d.]+(e[-+]\d+)?"
