@@ -14,7 +14,9 @@ import tensorflow.compat.v1 as tf
 
 from cnn_harness.emulator.layers.watch import GradientWatch
 from cnn_harness.emulator.lowering.policy import PrecisionPolicy
+from cnn_harness.emulator.plan.fault import GRADIENT
 from cnn_harness.emulator.program.cells import Cells, StageOrder, Tokens
+from cnn_harness.emulator.program.fault_injection import injected
 from cnn_harness.emulator.program.forward_backward import (
     ACCURACY,
     AMAX,
@@ -77,6 +79,8 @@ class AccumulationLoop:
             watch = GradientWatch(training.watched_layers, with_largest=bool(self.loss_scale.rule))
             results = run_pass(network, weights, features, cells, watch)
             results = {n: self.policy.check_finite(x, self._error_label(n)) for n, x in results.items()}
+            if training.fault:
+                results = {n: injected(training.fault, GRADIENT, n, x, step, pass_index) for n, x in results.items()}
             if training.gradient_noise:
                 results[SQUARED_NORM] = squared_norm(training, results, self.loss_scale.factor)
             waited = tf.cast(tf.maximum(features[ARRIVED] - could_start, 0), training.dtype)

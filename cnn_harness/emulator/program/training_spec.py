@@ -15,6 +15,7 @@ from cnn_harness.base.draws import Seed
 from cnn_harness.emulator.layers.watch import WatchedLayers
 from cnn_harness.emulator.lowering.policy import PrecisionPolicy
 from cnn_harness.emulator.network.network import PRODUCTS, Network, Node
+from cnn_harness.emulator.plan.fault import Fault
 from cnn_harness.emulator.plan.number_formats import FP32, Format
 from cnn_harness.emulator.plan.plan import ExecutionPlan
 from cnn_harness.emulator.program.forward_backward import Features
@@ -94,6 +95,7 @@ class TrainingSpec:
     * `clip_grad_norm` limits the norm of all gradients together, before weight decay; 0 means no limit.
     * `ema` is the decay of exponential moving averages of all variables that updates change; 0 means no averages.
     * `gradient_noise` means that the squared norms of gradients are measured.
+    * `fault` is the bit flip that is injected in this process.
     * `recording` means that the times of cells can be recorded.
     * `group` has the processes that train together.
     """
@@ -112,6 +114,7 @@ class TrainingSpec:
     clip_grad_norm: float = 0.0
     ema: float = 0.0
     gradient_noise: bool = False
+    fault: Fault | None = None
     recording: bool = False
     group: WorkerGroup | None = None
     dtype: tf.DType = tf.float32  # narrow formats are emulated in FP32.

@@ -13,8 +13,10 @@ from cnn_harness.emulator.lowering.policy import PrecisionPolicy
 from cnn_harness.emulator.native import library
 from cnn_harness.emulator.plan import number_formats
 from cnn_harness.emulator.plan.checkpoint_tensors import AMAX_HISTORY
+from cnn_harness.emulator.plan.fault import MESSAGE, WEIGHT
 from cnn_harness.emulator.program.accumulation import REDUCED_BY_MAX, RUN, STOP_AT_PASS, WAITED, AccumulationLoop
 from cnn_harness.emulator.program.cells import StageOrder
+from cnn_harness.emulator.program.fault_injection import injected
 from cnn_harness.emulator.program.forward_backward import ACCURACY, AMAX, LARGEST_GRADIENT, LOSS, LOST_GRADIENTS
 from cnn_harness.emulator.program.gradient_noise import SQUARED_NORM, squared_norm
 from cnn_harness.emulator.program.loss_scale import LossScale
@@ -166,7 +168,7 @@ class HostStep:
         others |= {name: tf.tensordot(own_row, tf.cast(others[name], training.dtype), 0) for name in maxima}
         others[_STOP_AND_SECONDS] = stop_and_seconds[:, None] * own_row
         with tf.device(training.plan.stage_devices[0]):
-            gradients = self._all_reduce_gradients(local_results)
+            gradients = self._all_reduce_gradients(local_results, step)
             totals = group.all_reduce_bucket(others)
         # Variables must not change before all sums have succeeded.
         with tf.control_dependencies([*gradients.values(), *totals.values()]):
@@ -177,7 +179,7 @@ class HostStep:
         reduced |= {name: self.policy.cast_averaged_gradient(name, x, step) for name, x in gradients.items()}
         return requests_by_instance, tf.cast(instance_seconds, tf.float32), reduced
 
-    def _all_reduce_gradients(self, local_results: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    def _all_reduce_gradients(self, local_results: dict[str, tf.Tensor], step: tf.Tensor) -> dict[str, tf.Tensor]:
         """Return the mean of each gradient over the instances. Buckets are summed in the order of the backward pass."""
         training, group, options = self.training, self.training.group, self.training.plan.options
         all_reduce_format = number_formats.by_name(options.all_reduce_format)
@@ -190,6 +192,7 @@ class HostStep:
             )
             for name in names
         }
+        sent = {name: injected(training.fault, MESSAGE, name, x, step) for name, x in sent.items()}
         sizes = {name: x.dtype.size * elements(x) for name, x in sent.items()}
         totals: dict[str, tf.Tensor] = {}
         for bucket in buckets(names, sizes, options.max_cross_replica_buffer_size):
@@ -219,6 +222,7 @@ class HostStep:
         for move, (value, slots) in zip(moves, moved):
             if move.decayed_apart is not None:
                 value -= learning_rate * training.weight_decay * move.decayed_apart
+            value = injected(training.fault, WEIGHT, move.name, value, step)
             value = policy.check_finite(value, f"the update of {move.name}")
             operations += self.variables.assign(move.name, value, slots, step)
         if not training.ema:

@@ -374,6 +374,12 @@ class TrainingOptions(OptimiserOptions, _BatchAndRate):
     gradient_noise: bool = opt(
         False, "estimate the gradient noise scale, above which larger batches save little, from the gradients of passes"
     )
+    inject: str | None = opt(
+        None,
+        "flip BIT (default: 30, the highest exponent bit) of one number in LAYER during UPDATE, to test checks; KIND is "
+        "weight, gradient or message",
+        metavar="KIND:LAYER:UPDATE[:BIT]",
+    )
     loss_scaling: float = opt(128.0, "multiply the loss by this factor before the backward pass", check=above(0))
     automatic_loss_scaling: str | None = opt(
         None, "adapt the loss scale, starting at --loss-scaling: back-off halves it on overflow and doubles it later; "

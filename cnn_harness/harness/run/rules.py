@@ -18,6 +18,7 @@ from cnn_harness.Datasets.sources.registry import published_spec
 from cnn_harness.emulator.native import library
 from cnn_harness.emulator.network.network import Network
 from cnn_harness.emulator.plan import host_memory
+from cnn_harness.emulator.plan.fault import MESSAGE
 from cnn_harness.emulator.plan.host_memory import gigabytes
 from cnn_harness.emulator.plan.number_formats import FP16, FP32
 from cnn_harness.emulator.plan.options import DeviceOptions
@@ -340,6 +341,18 @@ def gradient_noise(run: Run) -> None:
         raise OptionError(f"--gradient-noise needs at least two passes per update, but there is one; give {remedy}")
 
 
+def injected_fault(run: Run) -> Iterator[str]:
+    """Report the fault of --inject. Reject a fault that never happens."""
+    fault = run.fault
+    if fault is None:
+        return
+    if fault.update > run.length.iterations:
+        raise OptionError(f"--inject {run.options.training.inject}: the run has only {run.length.iterations} updates")
+    if fault.kind == MESSAGE and run.plan.instances == 1:
+        raise OptionError(f"--inject {run.options.training.inject} needs several processes, because one sends no messages")
+    yield f"--inject flips bit {fault.bit} of one {fault.kind} of {fault.variable} in update {fault.update}"
+
+
 # --- Devices, precision, memory --------------------------------------------------------------------------------------
 
 
@@ -474,6 +487,6 @@ EVERY_RUN: tuple[Rule, ...] = (
     run_name, profiles, model_notes, data_set, validation_images, optimiser, native_arithmetic, memory_proportions,
 )  # fmt: skip
 TRAINING: tuple[Rule, ...] = (
-    mixing, averages, classes, label_smoothing, learning_rate, loss_scale, gradient_noise, hadamard,
+    mixing, averages, classes, label_smoothing, learning_rate, loss_scale, gradient_noise, injected_fault, hadamard,
     batch_statistics, options_without_effect,
 )  # fmt: skip

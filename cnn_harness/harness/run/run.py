@@ -14,7 +14,7 @@ from cnn_harness.base.process import tf_runtime
 from cnn_harness.Datasets._spec import DataSource, ReadRequest
 from cnn_harness.emulator.native import library
 from cnn_harness.emulator.network.network import Network
-from cnn_harness.emulator.plan import host_memory, machine
+from cnn_harness.emulator.plan import fault, host_memory, machine
 from cnn_harness.emulator.plan.host_memory import HostMemory
 from cnn_harness.emulator.plan.number_formats import FP16
 from cnn_harness.emulator.plan.plan import ExecutionPlan
@@ -131,6 +131,13 @@ class Run:
         """Return whether an update needs the norms of a variable and of its gradient."""
         rule = self.options.training.update_rule(self.plan.global_batch)
         return rule.has_norms and not rule.skips(name)
+
+    @property
+    def fault(self) -> fault.Fault | None:
+        """The fault of --inject. Raise OptionError if there is no such layer."""
+        trained = [variable for variable in self.network.variables if self.is_trained(variable.name)]
+        given = self.options.training.inject
+        return fault.parse(given, trained) if given else None
 
     @cached_property
     def frozen_norms(self) -> frozenset[str]:

@@ -113,6 +113,23 @@ def test_estimates_of_gradient_noise_are_unbiased():
     assert estimates(norms, plan).mean(0) == pytest.approx([np.trace(root @ root.T), mean @ mean], rel=0.02)
 
 
+@pytest.mark.parametrize("kind", ["weight", "gradient"])
+def test_injected_fault_changes_one_number_once(kind):
+    """In the update before it, no bit changes. A gradient's flip changes the weight, too: SGD subtracts the gradient."""
+    words = ("--batch-size", 2, "--gradient-accumulation-count", 2, "--fold", 1, "--optimiser", "SGD")
+    with program(*words) as sound, program(*words, "--inject", f"{kind}:b1/0/1/conv:2:30") as faulty:
+        for update, changed in ((1, 0), (2, 1)):
+            sound.step([0.1])
+            faulty.step([0.1])
+            expected, found = sound.values(), faulty.values()
+            different = {name: np.flatnonzero(expected[name] != found[name]) for name in expected}
+            assert sum(map(len, different.values())) == changed, update
+    name = "all/b1/0/1/conv/conv2d/kernel"
+    (place,) = different[name]
+    one, other = (values[name].ravel()[place].view(np.uint32) for values in (expected, found))
+    assert kind == "gradient" or one ^ other == 1 << 30
+
+
 @pytest.mark.parametrize("norm", ["--batch-norm", "--group-norm"])
 def test_gradient_is_slope_of_loss(norm):
     words = ("--batch-size", 16, norm, "--label-smoothing", 0.1)

@@ -101,6 +101,9 @@ REFUSED = [  # words; the names and values in the error
     ("--automatic-loss-scaling --fp-exceptions", "--automatic-loss-scaling --fp-exceptions"),
     ("--gradient-noise", "--gradient-noise --gradient-accumulation-count"),
     ("--gradient-noise --gradient-accumulation-count 4 --fold 4", "--gradient-noise --fold"),
+    ("--inject weight:b1/0/1/conv:1:32", "--inject BIT 31"),
+    ("--inject weight:b1:1", "--inject --summary"),
+    ("--inject message:b1/0/1/conv:1", "--inject processes"),
     ("--native-arithmetic", "--native-arithmetic BF16"),
     ("--name-suffix a/b", "--name-suffix 'a/b'"),
 ]
