@@ -30,10 +30,10 @@ UPDATE, UPDATES = 78, 156
 NONE = "none"
 LAYERS = ("b1/0/1", "fc1")
 BITS = {31: "sign", 30: "highest exponent bit", 25: "middle exponent bit", 22: "highest mantissa bit"}
-FAULTS = [
+FAULTS = (
     NONE,
     *(f"{kind}:{layer}:{UPDATE}:{bit}" for kind, layer, bit in itertools.product(("weight", "gradient"), LAYERS, BITS)),
-]
+)
 WORDS = (
     "--config", "quickstart", "--micro-batch-size", "16", "--gradient-accumulation-count", "4", "--fold", "1",
     "--iterations", UPDATES, "--batches-per-step", "1", "--log-freq", "1", "--gradient-noise", "--keep-going", "--brief",
@@ -55,11 +55,12 @@ def alarms(folder: Path, check: str) -> list[int]:
     of the updates before it, times a factor."""
     column, factor = CHECKS[check]
     values = {int(row["iteration"]): float(row[column]) for row in study.rows_of(folder / "training.csv")}
-    return [
-        k
-        for k, value in values.items()
-        if k > _BEFORE and not value <= factor * max(values[j] for j in range(k - _BEFORE, k) if math.isfinite(values[j]))
-    ]
+
+    def largest(update: int) -> float:
+        before = (values[k] for k in range(update - _BEFORE, update))
+        return max(filter(math.isfinite, before), default=0.0)
+
+    return [k for k, value in values.items() if k > _BEFORE and not value <= factor * largest(k)]
 
 
 def table(folder: Path, results: Sequence[Result]) -> str:

@@ -16,7 +16,7 @@ HIGHEST_EXPONENT_BIT = 30  # of an FP32 number; bit 31 is the sign, and bits 0 t
 
 @dataclass(frozen=True)
 class Fault:
-    """A flip of one bit in the middle element of a kernel in update `update`, which counts from 1. It happens in instance 0:
+    """A flip of one bit in the middle element of a kernel in update `update`, which counts from 1, in instance 0.
 
     * WEIGHT: in the weight that the update stores
     * GRADIENT: in the gradient of the update's first pass
