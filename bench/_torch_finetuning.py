@@ -15,6 +15,7 @@ import numpy as np
 from PIL import Image
 
 from bench import _no_torchvision  # noqa: F401
+from bench._class_folders import central, images, normalised
 from cnn_harness.base import plugins
 
 # isort: split
@@ -39,21 +40,6 @@ def network(classes: int) -> torch.nn.Module:
     return model
 
 
-def images(folder: Path) -> tuple[list[Image.Image], np.ndarray]:
-    """Return the images of a split, and their labels."""
-    classes = sorted(each.name for each in folder.iterdir())
-    files = [(file, label) for label, name in enumerate(classes) for file in sorted((folder / name).iterdir())]
-    return [Image.open(file).convert("RGB") for file, _ in files], np.array([label for _, label in files])
-
-
-def central(image: Image.Image, side: int) -> Image.Image:
-    """Return the central crop that this project uses, too."""
-    scale = int(side * 256 / 224) / min(image.size)
-    image = image.resize([max(side, round(scale * length)) for length in image.size], Image.Resampling.BILINEAR)
-    left, top = (image.width - side) // 2, (image.height - side) // 2
-    return image.crop((left, top, left + side, top + side))
-
-
 def random_crop(image: Image.Image, side: int, random: np.random.Generator) -> Image.Image:
     """Return a crop of random area and aspect ratio; half of the crops are mirrored."""
     for _ in range(10):
@@ -70,7 +56,7 @@ def random_crop(image: Image.Image, side: int, random: np.random.Generator) -> I
 
 def tensor(batch: list[Image.Image]) -> torch.Tensor:
     """Return normalised images, float32 [batch, 3, side, side]."""
-    return torch.from_numpy((np.stack([np.asarray(each, np.float32) for each in batch]) - 127) / 128).permute(0, 3, 1, 2)
+    return torch.from_numpy(normalised(batch)).permute(0, 3, 1, 2)
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # A trial holds out this fold of the training images. It has an image of each class that has two, and never all images.
 HELD_OUT = 3
-MAX_TRIED = 5_000  # With more training images, training usually helps, and a trial takes long and saves no checkpoints.
+MAX_TRIED = 2_000  # With more training images, training usually helps, and a trial takes long and saves no checkpoints.
 
 
 class Samples(NamedTuple):
@@ -66,7 +66,7 @@ def fit_classifier(context: TrainingContext, program: TrainingProgram) -> bool:
         log.note(f"No trial, because {reason}. So all layers are trained", always=True)
         return False
     before, after = _trial(run, execution, program, samples, penalty, held_out)
-    helps = after.loss < before.loss
+    helps = (after.accuracy, -after.loss) > (before.accuracy, -before.loss)  # label smoothing may raise the loss
     epochs = run.options.training.trial_epochs
     log.note(
         f"Trial: {epochs:g} epochs without {len(held_out)} held-out training images changed the accuracy on them from "
