@@ -354,6 +354,69 @@ def test_search_keeps_to_budget():
     assert refused.code == 2 and "the cheapest plan on POD16 costs" in refused.err
 
 
+def varints(data):
+    """Yield the numbers of a byte string: groups of seven bits, lowest first."""
+    number = place = 0
+    for byte in data:
+        number, place = number | (byte & 127) << place, place + 7
+        if byte < 128:
+            yield number
+            number = place = 0
+
+
+def delimited(data):
+    """Yield the messages of a file, each after its length."""
+    source = iter(data)
+    for size in varints(source):
+        yield bytes(next(source) for _ in range(size))
+
+
+def members(message):
+    """Return the values of each field of a protobuf message, read from its bytes alone."""
+    source, found = iter(message), {}
+    for key in varints(source):
+        value = next(varints(source))
+        found.setdefault(key >> 3, []).append(bytes(next(source) for _ in range(value)) if key & 7 == 2 else value)
+    return found
+
+
+def test_chakra_traces_can_be_replayed(tmp_path):
+    """With communication that takes no time, a replay takes as long as computation says, and every receive has a send."""
+    words = ("plan", "--config", "mk2_efficientnet_b4_g16_16ipus", "--gradient-accumulation-count", 6)
+    plan = json.loads(succeed(*words, "--chakra", tmp_path / "traces", "--json", "-").out)
+    ranks = [[members(each) for each in delimited((tmp_path / f"traces/plan.{rank}.et").read_bytes())] for rank in range(16)]
+    assert all(metadata == {1: [b"0.0.4"]} for metadata, *_ in ranks)
+    sent, received = {}, {}
+    waiting = [(rank, node) for rank, (_, *nodes) in enumerate(ranks) for node in nodes]
+    ends = [{} for _ in ranks]
+    while waiting:
+        later = []
+        for rank, node in waiting:
+            number, kind, micros = (node.get(field, [0])[0] for field in (1, 3, 7))
+            attributes = {each[1][0]: [*each.values()][1][0] for each in map(members, node[10])}
+            key = tuple(attributes.get(name) for name in (b"comm_src", b"comm_dst", b"comm_tag", b"comm_size"))
+            before = [ends[rank].get(each) for each in varints(node.get(5, [b""])[0])] + [sent.get(key)] * (kind == 6)
+            if None in before:
+                later.append((rank, node))
+                continue
+            ends[rank][number] = max([0, *before]) + micros
+            if kind == 5:
+                assert key not in sent and None not in key and key[0] == rank
+                sent[key] = ends[rank][number]
+            elif kind == 6:
+                assert key not in received and key[1] == rank
+                received[key] = number
+            elif kind == 7:
+                assert attributes[b"pg_name"] == b"%d" % (rank % 2) and attributes[b"comm_type"] == 0 and key[3] > 0
+        assert len(later) < len(waiting), "nodes wait for each other"
+        waiting = later
+    assert sent.keys() == received.keys() and len(sent) == 8 * 2 * 6
+    computed = plan["update_seconds"] - plan["update_parts"]["all_reduce"]
+    assert 0.9 * computed < max(max(each.values()) for each in ends) / 1e6 < computed + 1e-4
+    assert len(json.loads((tmp_path / "traces/groups.json").read_text())["1"]) == 8
+    assert "give a new folder" in run(*words, "--chakra", tmp_path / "traces").err
+
+
 def test_formats_below_16_bits_are_noted():
     note = "  the plan counts e4m3fnuz, e5m2fnuz as FP16: no time or memory is saved\n"
     assert note in succeed("plan", "--config", "quickstart", "--precision", "8.16").out

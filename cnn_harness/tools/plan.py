@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 from cnn_harness.emulator.cost_model import variants
 from cnn_harness.emulator.cost_model.prediction import predict
@@ -27,6 +28,10 @@ def main(call: Call) -> int:
         print(calibration.report(request.calibrate, request.systems[0]))
         return 0
     planned = planned_config.fastest(request) if request.search else plan(request)
+    if request.chakra:
+        from cnn_harness.tools.planning import chakra  # late, because only traces need protobuf
+
+        chakra.write(planned[0].prediction, Path(request.chakra))
     if request.html:
         output.write_atomically(request.html, plan_page.render(planned), output.PAGE)
     if request.json:

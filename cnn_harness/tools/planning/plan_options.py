@@ -62,6 +62,10 @@ class PlanOptions(CostOptions):
     )  # fmt: skip
     json: str | None = opt(None, "write the predictions to FILE as JSON; - is standard output", metavar="FILE")
     html: str | None = opt(None, "write the predictions to an HTML page with charts", metavar="FILE")
+    chakra: str | None = opt(
+        None, "write a weight update as Chakra execution traces for ASTRA-sim to this new folder, a file for each chip",
+        metavar="DIR",
+    )  # fmt: skip
     search: bool = opt(
         False, "search for the fastest plan that fits in memory, with the same network and global batch, and print the plan "
         "as a configuration for configs.yml",
@@ -82,6 +86,7 @@ class PlanRequest:
     rates: Rates
     json: str | None
     html: str | None
+    chakra: str | None
     search: bool
     inference: bool
     processes: int | None
@@ -111,6 +116,10 @@ def parse(call: Call) -> PlanRequest:
         _check_calibrates(known, call)
     if known.inference and known.search:
         raise OptionError("--search finds plans for training only; leave out --search or --inference")
+    if known.chakra and (known.inference or max(len(known.config), len(known.system), 1 + len(known.vary)) > 1):
+        raise OptionError(
+            "--chakra writes one training; give one configuration and one system, and no --vary or --inference"
+        )
     if known.budget and not known.search:
         raise OptionError("--budget limits the plans of --search, and the trials of cnn sweep; add --search")
     names = list(dict.fromkeys(known.config))
@@ -118,7 +127,7 @@ def parse(call: Call) -> PlanRequest:
     calls = [each for label, whole in named for each in _varied(label, whole, tuple(dict.fromkeys(known.vary)))]
     return PlanRequest(
         systems=system_file.chosen(known.system), calibrate=known.calibrate,
-        rates=known.rates, json=known.json, html=known.html,
+        rates=known.rates, json=known.json, html=known.html, chakra=known.chakra,
         search=known.search, inference=known.inference, processes=known.processes, calls=tuple(calls),
     )  # fmt: skip
 
