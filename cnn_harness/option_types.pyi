@@ -340,7 +340,7 @@ class CommonOptions(TypedDict, total=False):
     """accumulate gradients over N micro-batches per replica for each weight update"""
     pipeline_num_parallel: int | None
     """preprocess this many images in parallel on the host"""
-    pipeline_schedule: Literal['Grouped', 'Interleaved', 'Sequential'] | None
+    pipeline_schedule: Literal['Grouped', 'Interleaved', 'Sequential', 'GPipe', '1F1B', '1F1B-Virtual', 'ZB-H1'] | None
     """choose the order of the forward and backward passes in the pipeline"""
     pipeline_split: Text | Sequence[Text] | None
     """begin the 2nd, 3rd, ... stage at these blocks of layers (--dry-run prints their names); auto makes stages of about equal cost"""

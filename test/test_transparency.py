@@ -20,6 +20,7 @@ from cnn_harness import ipu_utils
 from cnn_harness.emulator.lowering.tensorflow import OPERATIONS, Lowering
 from cnn_harness.emulator.network.network import Node
 from cnn_harness.emulator.plan.plan import ExecutionPlan
+from cnn_harness.emulator.plan.schedules import SCHEDULES
 from cnn_harness.emulator.program import update
 from cnn_harness.emulator.program.training_program import TrainingProgram
 from cnn_harness.harness.programs import build
@@ -75,7 +76,7 @@ AXES: Mapping[str, Mapping[str, Sequence[str]]] = {
     "resnet": {
         "norm": (GROUP, BATCH, SPAN),
         "stages": ("", "--shards 3", "--shards 2 --pipeline --pipeline-splits auto", STAGES),
-        "schedule": ("Grouped", "Interleaved", "Sequential"),
+        "schedule": tuple(SCHEDULES),
         "batch": ("1 12", "12 1", "2 6"),
         "recompute": ("", "--enable-recomputation"),
         "steps": ("5", "1 1 1 1 1", "2 1 2"),
@@ -85,7 +86,7 @@ AXES: Mapping[str, Mapping[str, Sequence[str]]] = {
     "efficientnet": {
         "norm": (GROUP, SPAN),
         "stages": ("", "--shards 4 --pipeline --pipeline-splits block3a/SE block4a block6a"),
-        "schedule": ("Grouped", "Interleaved"),
+        "schedule": ("Grouped", "Interleaved", "1F1B-Virtual", "ZB-H1"),
         "batch": ("2 6", "6 2"),
         "recompute": ("", "--enable-recomputation"),
         "steps": ("5", "2 3"),
@@ -107,13 +108,16 @@ def network(family: str, norm: str) -> str:
 
 
 def laid_out(family: str, row: Row) -> str:
-    """Return the options of a row. With a span, the number of replicas is even."""
+    """Return the options of a row. With a span, the number of replicas is even. The four stages of `STAGES` are on as many
+    devices as the schedule needs."""
     norm, (replicas, accumulation) = row["norm"], map(int, row["batch"].split())
     if norm == SPAN and replicas % 2:
         replicas, accumulation = 2, 6
+    shards = 4 // SCHEDULES[row["schedule"]].stages_per_device
     return (
         f"{network(family, norm)} --batch-size 4 --replicas {replicas} --gradient-accumulation-count {accumulation} "
-        f"{row['stages']} --pipeline-schedule {row['schedule']} {row['recompute']} --fold {row['fold']} "
+        f"{row['stages'].replace('--shards 4', f'--shards {shards}')} --pipeline-schedule {row['schedule']} "
+        f"{row['recompute']} --fold {row['fold']} "
         f"--pipeline-num-parallel {row['threads']}"
     )
 

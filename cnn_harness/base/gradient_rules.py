@@ -6,7 +6,7 @@ process ends. Here, one registered gradient looks up the rule in the graph, so t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
@@ -61,6 +61,24 @@ def gradients(ys: Any, xs: Sequence[tf.Tensor], given: Any = None) -> list[tf.Te
     graph = tf.get_default_graph()
     with graph._mutation_lock():
         return gradients_util._GradientsHelper(ys, list(xs), given, src_graph=graph, optimize_identity_n=True)
+
+
+def operations_for(ys: Iterable[tf.Tensor], without: Collection[tf.Operation]) -> set[tf.Operation]:
+    """Return the operations that compute tensors from the results of other operations (`without`)."""
+    left, found = [y.op for y in ys], set()
+    while left:
+        operation = left.pop()
+        if operation not in found and operation not in without:
+            found.add(operation)
+            left += [*(x.op for x in operation.inputs), *operation.control_inputs]
+    return found
+
+
+def delay(operations: Iterable[tf.Operation], gate: tf.Tensor) -> None:
+    """Let operations of the same loop wait for a gate. An Enter brings a value into the loop, so it cannot wait."""
+    for operation in operations:
+        if operation.type != "Enter":
+            operation._add_control_input(gate.op)
 
 
 @tf.RegisterGradient(_NAME)

@@ -156,14 +156,15 @@ class Kernels:
         reads, _, launched, _ = _counts(operation)
         return self._elements(operation, reads + (self.two_pass and operation.op == "norm"), launched)
 
-    def backward(self, operation: Node, first: bool = False) -> Work:
-        """Return the work of an operation's backward pass for one micro-batch. If it is `first`, it reads images,
-        so it computes no gradient of its input."""
+    def backward(self, operation: Node, first: bool = False) -> tuple[Work, Work]:
+        """Return the work of an operation's backward pass for one micro-batch: for the gradient of its input, then the
+        product for the gradient of its weights. If it is `first`, it reads images, so it computes no gradient of its
+        input."""
         if operation.op in PRODUCTS:
-            work = self._product(operation, _BACKWARD_LAUNCHES, weights=True)
-            return work if first else work + self._product(operation, _BACKWARD_LAUNCHES, weights=False)
+            work = Work() if first else self._product(operation, _BACKWARD_LAUNCHES, weights=False)
+            return work, self._product(operation, _BACKWARD_LAUNCHES, weights=True)
         _, reads, _, launched = _counts(operation)
-        return self._elements(operation, reads, launched)
+        return self._elements(operation, reads, launched), Work()
 
     def _elements(self, operation: Node, accesses: float, launches: int) -> Work:
         elements = math.ceil(self.batch * max(operation.source.elements, operation.shape.elements) / self.tiles)
@@ -225,14 +226,14 @@ class Kernels:
 
 
 class SegmentCosts:
-    """The cycles of each segment (block of layers), forward and backward. They are computed once for each memory
-    proportion."""
+    """The cycles of each segment (block of layers): forward, for the gradient of its input, and for the gradients of its
+    weights. They are computed once for each memory proportion."""
 
     def __init__(self, workload: Workload, device: Device, constants: Constants) -> None:
         self._network, self._training = workload.network, workload.training
         self.kernels, self._constants = Kernels.of(workload, device), constants
-        self._counted: dict[str, tuple[Work, Work]] = {}
-        self._known: dict[tuple[str, float], tuple[Cycles, Cycles]] = {}
+        self._counted: dict[str, list[Work]] = {}
+        self._known: dict[tuple[str, float], list[Cycles]] = {}
 
     def with_constants(self, constants: Constants) -> SegmentCosts:
         """Return the costs with other constants. The work is not counted again."""
@@ -240,30 +241,30 @@ class SegmentCosts:
         other._constants, other._known = constants, {}
         return other
 
-    def of(self, segment: str, proportion: float) -> tuple[Cycles, Cycles]:
-        """Return the forward and backward cycles of a segment for one micro-batch."""
+    def of(self, segment: str, proportion: float) -> list[Cycles]:
+        """Return the three numbers of cycles of a segment for one micro-batch."""
         if (segment, proportion) not in self._known:
-            forward, backward = self.work(segment)
-            self._known[segment, proportion] = self.cycles(forward, proportion), self.cycles(backward, proportion)
+            self._known[segment, proportion] = [self.cycles(work, proportion) for work in self.work(segment)]
         return self._known[segment, proportion]
 
     def cycles(self, work: Work, proportion: float) -> Cycles:
         """Return the cycles of some work with the constants."""
         return work.cycles(self.kernels.device, self._constants, proportion)
 
-    def work(self, segment: str) -> tuple[Work, Work]:
-        """Return the forward and backward work of a segment for one micro-batch."""
+    def work(self, segment: str) -> list[Work]:
+        """Return the work of a segment for one micro-batch, in the order of `of`."""
         if segment not in self._counted:
-            forward, backward = Work(), Work()
+            total = [Work()] * 3
             for operation in self._network.by_segment[segment]:
-                forward += self.kernels.forward(operation)
+                work = [self.kernels.forward(operation), Work(), Work()]
                 if self._training:
-                    backward += self.kernels.backward(operation, operation.inputs[0] in self._network.inputs)
-            self._counted[segment] = forward, backward
+                    work[1:] = self.kernels.backward(operation, operation.inputs[0] in self._network.inputs)
+                total = list(map(operator.add, total, work))
+            self._counted[segment] = total
         return self._counted[segment]
 
     def totals(self, proportion: float) -> list[float]:
-        """Return the sum of forward and backward cycles for each segment."""
+        """Return the sum of all cycles for each segment."""
         return [sum(each.total for each in self.of(name, proportion)) for name in self._network.segments]
 
 

@@ -89,13 +89,13 @@ class IpuSizes:
 
 
 def of_ipus(workload: Workload, device: Device, constants: MemoryConstants = MEMORY) -> tuple[IpuMemory, ...]:
-    """Return the memory of each IPU of a replica. Each stage has an IPU, or all stages share one."""
+    """Return the memory of each IPU of a replica."""
     return tuple(each.memory(constants) for each in sizes(workload, device))
 
 
 def sizes(workload: Workload, device: Device) -> tuple[IpuSizes, ...]:
     """Return what each IPU of a replica holds."""
-    return tuple(_sizes(workload, device, stages) for stages in workload.stages_of_ipus)
+    return tuple(_sizes(workload, device, stages) for stages in workload.stages_by_ipu)
 
 
 def _sizes(workload: Workload, device: Device, stages: Sequence[int]) -> IpuSizes:
@@ -146,8 +146,8 @@ def _of_training(workload: Workload, stages: Sequence[int]) -> Iterator[tuple[in
 
     Without recomputation, all activations that the backward pass reads are kept. With recomputation, only the stage's input
     waits for each micro-batch in flight, and the whole stage is recomputed before its backward pass. A single stage keeps
-    the inputs of its segments and recomputes one segment at a time. If an IPU has several stages, a stage computes its
-    gradients when those of later stages are complete.
+    the inputs of its segments and recomputes one segment at a time. If an IPU has several stages, all micro-batches that
+    earlier stages hold wait too, and the gradients of later stages are complete.
     """
     batch, before = workload.plan.micro_batch_size, 0
     for stage in stages:
@@ -164,7 +164,7 @@ def _of_training(workload: Workload, stages: Sequence[int]) -> Iterator[tuple[in
             for operation, size in zip(block, sizes):
                 active += batch * size
                 yield stage, operation, waiting, active
-            before += batch * (entering + (0 if recomputes else sum(sizes)))
+            before += batch * live * (entering + (0 if recomputes else sum(sizes)))
 
 
 def _segments(operations: Sequence[Node], kept: Sequence[int]) -> Iterator[tuple[list[Node], list[int]]]:

@@ -15,7 +15,7 @@ from cnn_harness.emulator.cost_model.memory_constants import AGREEING, MEMORY
 from cnn_harness.emulator.cost_model.systems import System
 from cnn_harness.emulator.cost_model.throughput import Timing
 from cnn_harness.emulator.cost_model.workload import Workload
-from cnn_harness.emulator.plan.schedules import BACKWARD, FORWARD
+from cnn_harness.emulator.plan.schedules import KIND_NAMES, kinds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +91,7 @@ class Prediction:
         """Return the values for JSON. Sizes are in bytes, times in seconds."""
         timing, plan = self.timing, self.workload.plan
         stages = range(len(plan.stages))
+        words = {kind: KIND_NAMES[kind].replace(" ", "_") for kind in kinds(plan.schedule)}
         return {
             "system": self.system.name,
             "ipu": self.system.device.name,
@@ -105,12 +106,8 @@ class Prediction:
             "images_per_second": timing.images_per_second,
             "update_seconds": timing.seconds,
             "update_parts": self.update_parts,
-            "stage_seconds": [
-                {"forward": timing.cells[j, FORWARD].seconds, "backward": timing.cells[j, BACKWARD].seconds} for j in stages
-            ],
-            "stage_parts": [
-                {"forward": timing.cells[j, FORWARD].parts, "backward": timing.cells[j, BACKWARD].parts} for j in stages
-            ],
+            "stage_seconds": [{word: timing.cells[j, kind].seconds for kind, word in words.items()} for j in stages],
+            "stage_parts": [{word: timing.cells[j, kind].parts for kind, word in words.items()} for j in stages],
             "idle_share": timing.idle_share,
             "peak_share": timing.peak_share,
             "hours": timing.hours,

@@ -44,7 +44,7 @@ def _candidates(prediction: Prediction, accumulation: int | None) -> Iterator[tu
     if workload.training and not options.enable_recomputation:
         yield "--enable-recomputation", _with(workload, enable_recomputation=True)
     if options.pipeline and plan.schedule == "Grouped":
-        yield "--pipeline-schedule Interleaved", variants.scheduled(workload, "Interleaved")
+        yield "--pipeline-schedule Interleaved", variants.scheduled(prediction, "Interleaved").workload
     if plan.micro_batch_size % 2 == 0 and plan.micro_batch_size // 2 >= workload.least_micro_batch:
         half = plan.micro_batch_size // 2
         if workload.training:

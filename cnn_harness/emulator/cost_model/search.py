@@ -20,7 +20,7 @@ from cnn_harness.emulator.cost_model.workload import DEFAULT_PROPORTION, Workloa
 from cnn_harness.emulator.plan import partition
 from cnn_harness.emulator.plan.partition import PartitionError
 from cnn_harness.emulator.plan.plan import ExecutionPlan
-from cnn_harness.emulator.plan.schedules import SCHEDULES
+from cnn_harness.emulator.plan.schedules import ON_IPUS
 
 PROPORTIONS = (DEFAULT_PROPORTION, 0.4, 0.2, 0.1)  # smaller proportions are slower, so the first that fits is the fastest.
 LARGEST_MICRO_BATCH = 128
@@ -121,8 +121,9 @@ def _replicas(plan: ExecutionPlan, micro_batch_size: int, most: int) -> int:
 
 
 def _schedules(stages: int) -> list[str]:
-    """Return the schedules to try. With several stages, each on an IPU, Sequential is never the fastest."""
-    return [name for name in SCHEDULES if name != "Sequential"] if stages > 1 else ["Sequential"]
+    """Return the schedules to try, of those in Graphcore's SDK. With several stages, each on an IPU, Sequential is never the
+    fastest."""
+    return [name for name in ON_IPUS if name != "Sequential"] if stages > 1 else ["Sequential"]
 
 
 def keeps_micro_batch(workload: Workload) -> bool:

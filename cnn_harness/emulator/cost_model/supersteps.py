@@ -14,6 +14,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from cnn_harness.emulator.cost_model import memory
+from cnn_harness.emulator.cost_model.kernels import Cycles
 from cnn_harness.emulator.cost_model.memory import IpuMemory
 from cnn_harness.emulator.cost_model.memory_constants import MEMORY
 from cnn_harness.emulator.cost_model.prediction import Prediction
@@ -63,7 +64,7 @@ def steps(prediction: Prediction) -> list[list[Step]]:
 
 def _of_ipu(prediction: Prediction, ipu: int) -> Iterator[Step]:
     workload, timing, sizes = prediction.workload, prediction.timing, prediction.sizes[ipu]
-    stages = workload.stages_of_ipus[ipu]
+    stages = workload.stages_by_ipu[ipu]
     moments = memory.moments(workload, prediction.system.device, stages)
     fullest = {
         key: sizes.at([moment for _, _, moment in group], MEMORY)
@@ -71,10 +72,11 @@ def _of_ipu(prediction: Prediction, ipu: int) -> Iterator[Step]:
     }  # A block without operations has no moment.
 
     def of(stage: int, block: str, step: str, counted: bool = True) -> Step:
-        backwards = step == BACKWARD
+        kinds = slice(1, 3) if step == BACKWARD else slice(1)
         return Step(
-            stage=stage, block=block, step=step, supersteps=int(timing.costs.work(block)[backwards].launches),
-            seconds=Phases.of(timing.cell(timing.segment_cycles(stage, block)[backwards])),
+            stage=stage, block=block, step=step,
+            supersteps=int(sum(work.launches for work in timing.costs.work(block)[kinds])),
+            seconds=Phases.of(timing.cell(sum(timing.segment_cycles(stage, block)[kinds], Cycles()))),
             memory=fullest[stage, block] if counted else None,
         )  # fmt: skip
 

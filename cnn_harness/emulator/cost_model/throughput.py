@@ -1,8 +1,9 @@
 """Predict the time of a weight update: micro-batches in the order of the schedule, then the update of the weights.
 
-A clock of the schedule takes as long as its slowest stage. In the Grouped schedule, all stages first do their forward, then
-all stages do their backward. After the ramp-up, every micro-batch adds the same time. So the time of a long schedule follows
-from the times of short schedules.
+On IPUs, a clock of the schedule takes as long as its slowest stage, because they exchange data after each clock. In the
+Grouped schedule, all stages first do their forward, then all stages do their backward. Other chips begin an action when its
+data are there. After the ramp-up, every N micro-batches add the same time. So the time of a long schedule follows from the
+times of short schedules.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from cnn_harness.emulator.cost_model.kernels import Cycles, SegmentCosts, Work
 from cnn_harness.emulator.cost_model.systems import FIRST_SDK, LAST_SDK, System
 from cnn_harness.emulator.cost_model.workload import Workload
 from cnn_harness.emulator.plan import schedules
-from cnn_harness.emulator.plan.schedules import BACKWARD, FORWARD, Action
+from cnn_harness.emulator.plan.schedules import BACKWARD, FORWARD, KINDS, WEIGHTS, Action
 
 LINK_SHARE = 0.85  # transfers reach 0.85 times the links' rate, as in poplibs' simulator.
 HOP = 15e-9  # seconds for each of the 1 + IPUs / 4 hops of a synchronisation; signals go there and back.
@@ -35,7 +36,7 @@ IO_OVERHEAD = 0.15  # I/O tiles hide 85 % of the transfers from the host.
 
 @dataclass(frozen=True)
 class Cell:
-    """The forward or backward pass of a micro-batch, in one stage or block: its cycles by kind of work, and its seconds."""
+    """An action of the schedule, or its share of a block: its cycles by kind of work, and its seconds."""
 
     cycles: Cycles
     seconds: float
@@ -58,12 +59,17 @@ class Timing:
 
     @cached_property
     def cells(self) -> dict[tuple[int, str], Cell]:
-        """The forward and backward cell of each stage."""
+        """The cells of each stage by kind."""
         cells = {}
         for stage in range(len(self.workload.plan.stages)):
-            forward, backward = self._stage_cycles(stage)
+            forward, backward, weights = self._stage_cycles(stage)
+            if self.workload.recomputes(stage):
+                backward += forward
             cells[stage, FORWARD] = self.cell(forward)
-            cells[stage, BACKWARD] = self.cell(backward + forward if self.workload.recomputes(stage) else backward)
+            if self.workload.plan.splits_backward:
+                cells[stage, BACKWARD], cells[stage, WEIGHTS] = self.cell(backward), self.cell(weights)
+            else:
+                cells[stage, BACKWARD] = self.cell(backward + weights)
         return cells
 
     def cell(self, cycles: Cycles) -> Cell:
@@ -81,22 +87,23 @@ class Timing:
     def _software(self) -> float:
         return self.constants.release_time ** (10 * (self.sdk - FIRST_SDK)) if self.sdk else 1.0
 
-    def _stage_cycles(self, stage: int) -> tuple[Cycles, Cycles]:
-        forward, backward = Cycles(), Cycles()
+    def _stage_cycles(self, stage: int) -> tuple[Cycles, Cycles, Cycles]:
+        forward, backward, weights = Cycles(), Cycles(), Cycles()
         for segment in self.workload.plan.stages[stage]:
             costs = self.segment_cycles(stage, segment)
-            forward, backward = forward + costs[0], backward + costs[1]
-        return forward, backward
+            forward, backward, weights = forward + costs[0], backward + costs[1], weights + costs[2]
+        return forward, backward, weights
 
-    def segment_cycles(self, stage: int, segment: str) -> tuple[Cycles, Cycles]:
-        """Return the forward and backward cycles of a segment in a stage for one micro-batch."""
+    def segment_cycles(self, stage: int, segment: str) -> tuple[Cycles, Cycles, Cycles]:
+        """Return the cycles of a segment in a stage for one micro-batch: forward, for the gradient of its input, and for the
+        gradients of its weights."""
         workload, span = self.workload, self.workload.plan.options.BN_span
-        forward, backward = self.costs.of(segment, workload.proportion(stage))
+        forward, backward, weights = self.costs.of(segment, workload.proportion(stage))
         if span > 1:
             norms = sum(operation.op == "norm" for operation in workload.network.by_segment[segment])
             sync = Cycles(launches=2 * norms * self._hops(span) * self.system.device.clock)
             forward, backward = forward + sync, backward + sync
-        return forward, backward
+        return forward, backward, weights
 
     def _hops(self, ipus: int) -> float:
         """Return the seconds of a synchronisation of `ipus` IPUs."""
@@ -108,12 +115,12 @@ class Timing:
     def pipeline(self) -> float:
         """The seconds for all micro-batches of one replica in the order of the schedule."""
         plan, stages = self.workload.plan, len(self.workload.plan.stages)
-        if self.workload.one_device or plan.schedule == "Sequential":
+        if plan.schedule == "Sequential":
             return plan.accumulation * self._one_after_another
-        least = 4 * stages + 2
+        step = max(2, stages)  # schedules repeat after at most `step` micro-batches.
+        least = 4 * step + plan.accumulation % step
         if plan.accumulation <= least:
             return self._walked(plan.accumulation)
-        step = max(2, stages)  # schedules repeat after at most `step` micro-batches.
         short = self._walked(least)
         return short + (plan.accumulation - least) * (self._walked(least + step) - short) / step
 
@@ -122,19 +129,35 @@ class Timing:
 
     def placed(self, micro_batches: int) -> Iterator[tuple[Action, float, float]]:
         """Yield every action of the schedule with its begin and end in seconds."""
-        timeline = _timeline(self.workload.plan.schedule, len(self.workload.plan.stages), micro_batches)
+        stages = len(self.workload.plan.stages)
+        timeline = _timeline(self.workload.plan.schedule, stages, micro_batches)
+        if not self.system.device.tiled:
+            yield from self._placed_freely(timeline, stages)
+            return
         grouped = any(len(cell) > 1 for row in timeline for cell in row)
         begin = 0.0
         for row in timeline:
-            for kinds in ((FORWARD,), (BACKWARD,)) if grouped else ((FORWARD, BACKWARD),):
+            for kinds in ((FORWARD,), (BACKWARD,)) if grouped else (KINDS,):
                 actions = [action for cell in row for action in cell if action.kind in kinds]
                 seconds = [self.cells[action.stage, action.kind].seconds for action in actions]
                 yield from ((action, begin, begin + own) for action, own in zip(actions, seconds))
                 begin += max(seconds, default=0.0)
 
+    def _placed_freely(self, timeline: schedules.Timeline, stages: int) -> Iterator[tuple[Action, float, float]]:
+        """Yield every action with its times, if devices run the actions of the timeline in order but do not share clocks."""
+        ended: dict[Action, float] = {}
+        free = [0.0] * len(timeline[0])
+        for row in timeline:
+            for device, slot in enumerate(row):
+                for action in slot:
+                    needed = [ended[each] for each in schedules.dependencies(action, stages)]
+                    begin = max([free[device], *needed])
+                    free[device] = ended[action] = begin + self.cells[action.stage, action.kind].seconds
+                    yield action, begin, free[device]
+
     @cached_property
     def busy(self) -> float:
-        """The seconds for which an IPU works on the micro-batches of an update, averaged over the stages."""
+        """The seconds for which an IPU works on the micro-batches of an update, averaged over the IPUs."""
         plan = self.workload.plan
         return plan.accumulation * self._one_after_another / plan.options.shards
 

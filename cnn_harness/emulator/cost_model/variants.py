@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
+from cnn_harness.emulator.cost_model.prediction import Prediction, predict
 from cnn_harness.emulator.cost_model.systems import System
 from cnn_harness.emulator.cost_model.workload import Workload
+from cnn_harness.emulator.plan import partition
+from cnn_harness.emulator.plan.partition import PartitionError
+from cnn_harness.emulator.plan.schedules import SCHEDULES
 
 LARGEST_PIPELINE = 16  # the search tries up to 16 stages.
 
 
-def scheduled(workload: Workload, schedule: str) -> Workload:
-    """Return the workload with another schedule."""
-    options = replace(workload.plan.options, pipeline_schedule=schedule)
-    return replace(workload, plan=replace(workload.plan, options=options, schedule=schedule))
+def scheduled(prediction: Prediction, schedule: str) -> Prediction:
+    """Return the prediction for a pipeline with another schedule. If this schedule has another number of stages on each IPU,
+    cut the network into stages of equal time. Raise PartitionError if the network has too few segments."""
+    workload, timing = prediction.workload, prediction.timing
+    plan, stages = workload.plan, workload.plan.stages
+    count = plan.options.shards * SCHEDULES[schedule].stages_per_device
+    if count != len(stages):
+        stages = partition.automatic(workload.network, count, costs=timing.costs.totals(workload.proportion(0)))
+    options = replace(plan.options, pipeline_schedule=schedule)
+    plan = replace(plan, options=options, schedule=schedule, stages=stages)
+    return predict(replace(workload, plan=plan), prediction.system, timing.constants, timing.costs)
+
+
+def by_schedule(prediction: Prediction) -> Iterator[tuple[str, Prediction]]:
+    """Yield each pipeline schedule that the network has enough segments for, with its prediction."""
+    for schedule in SCHEDULES:
+        with suppress(PartitionError):
+            yield schedule, scheduled(prediction, schedule)
 
 
 def staged(

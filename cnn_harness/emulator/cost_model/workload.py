@@ -101,7 +101,7 @@ class Workload:
 
     def of_fullest_ipu(self, by_stage: Sequence[int]) -> int:
         """Return the largest amount on one IPU if `by_stage` has the amount of each stage."""
-        return sum(by_stage) if self.one_device else max(by_stage)
+        return max(sum(by_stage[stage] for stage in stages) for stages in self.stages_by_ipu)
 
     @property
     def trained_elements_per_ipu(self) -> int:
@@ -109,15 +109,10 @@ class Workload:
         return self.of_fullest_ipu(self.trained_elements)
 
     @property
-    def one_device(self) -> bool:
-        """True if all stages share an IPU."""
-        return self.plan.options.shards == 1
-
-    @property
-    def stages_of_ipus(self) -> list[list[int]]:
-        """The stages of each IPU of a replica."""
-        stages = list(range(len(self.plan.stages)))
-        return [stages] if self.one_device else [[stage] for stage in stages]
+    def stages_by_ipu(self) -> tuple[range, ...]:
+        """The numbers of the stages on each IPU of a replica, round robin."""
+        count, ipus = len(self.plan.stages), self.plan.options.shards
+        return tuple(range(ipu, count, ipus) for ipu in range(ipus))
 
     @cached_property
     def max_in_flight(self) -> tuple[int, ...]:

@@ -44,7 +44,7 @@ def printed_after(network: Network, plan: ExecutionPlan, last: str, training: bo
     """Return the nodes of each block of a plan after the pass `last`. `frozen` is that of `PrecisionPolicy.target`."""
     library.load()
     policy = PrecisionPolicy(plan.precision)
-    blocks = network.blocks(plan.stages, plan.options.enable_recomputation)
+    blocks = network.blocks(plan.stages, plan.separates_segments)
     several, tables = sum(map(len, blocks)) > 1, []
     for number, (parts, device) in enumerate(zip(blocks, plan.stage_devices)):
         target = policy.target(device, training=training, frozen=frozen)

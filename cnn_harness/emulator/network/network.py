@@ -183,10 +183,11 @@ class Network:
         kept = tuple(node for node in self.nodes if node.segment in names)
         return Network(self.segments[first:end], kept, entering, self.ends[first:end])
 
-    def blocks(self, stages: Iterable[Sequence[str]], recomputation: bool) -> tuple[tuple[Network, ...], ...]:
-        """Return the blocks of each stage, whose gradients are computed together. With recomputation, each segment is a
-        block, which keeps its input and runs forward again. Passes run on each block, so nothing is fused across a cut."""
-        cut = ([(name,) for name in names] if recomputation else [names] for names in stages)
+    def blocks(self, stages: Iterable[Sequence[str]], by_segment: bool) -> tuple[tuple[Network, ...], ...]:
+        """Return the blocks of each stage, whose gradients are computed together. If `by_segment`, each segment is a
+        block, for example because it keeps its input and runs forward again. Passes run on each block, so nothing is fused
+        across a cut."""
+        cut = ([(name,) for name in names] if by_segment else [names] for names in stages)
         return tuple(tuple(self.block(names) for names in blocks) for blocks in cut)
 
     def without_classifier(self) -> Network:

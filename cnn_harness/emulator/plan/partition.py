@@ -28,8 +28,8 @@ class PartitionError(UserError):
         super().__init__(message, f"Available: {', '.join(segments)}" if segments else "")
 
 
-def split(segments: tuple[str, ...], names: Sequence[str], stages: int | None) -> Stages:
-    """Return stages that begin at the named segments. `stages` is the required number of stages; None allows any number.
+def split(segments: tuple[str, ...], names: Sequence[str], shards: int | None, stages_per_ipu: int = 1) -> Stages:
+    """Return stages that begin at the named segments, `stages_per_ipu` for each shard. None shards allow any number.
 
     Each name is the first segment of a stage; the first stage needs no name. Names are spelt as in the model, or as in later
     releases of Graphcore's harness (`stage3/unit2/relu` = `b3/1/relu`, `stage0` = `b0`). Case is ignored if no segment
@@ -37,7 +37,7 @@ def split(segments: tuple[str, ...], names: Sequence[str], stages: int | None) -
     IPU, the second stage may begin at the model's first segment. The first stage is then empty and only reads the input.
     """
     cuts = [_position(segments, name) for name in names]
-    if 0 in cuts and stages is not None:
+    if 0 in cuts and shards is not None:
         given = f"--pipeline-splits: '{names[cuts.index(0)]}' is the model's first segment"
         raise PartitionError(f"{given}; give the first segment of the next stage", segments)
     for (before, first), (after, second) in pairwise(zip(names, cuts)):
@@ -46,11 +46,12 @@ def split(segments: tuple[str, ...], names: Sequence[str], stages: int | None) -
         if second < first:
             given = f"--pipeline-splits: '{before}' is given before '{after}' but comes after it in the model"
             raise PartitionError(f"{given}; give the names in the model's order")
-    if stages is not None and len(cuts) != stages - 1:
+    if shards is not None and len(cuts) != shards * stages_per_ipu - 1:
         short = [name for name in segments[1:] if "relu" in name] or segments[1:]  # residual units end with a ReLU.
+        several = f"with {stages_per_ipu} stages on each IPU " if stages_per_ipu > 1 else ""
         raise PartitionError(
-            f"--pipeline-splits has {len(cuts)} name{'' if len(cuts) == 1 else 's'}, but --shards {stages} needs "
-            f"{stages - 1}. Give auto or segments such as {', '.join(short)}",
+            f"--pipeline-splits has {len(cuts)} name{'' if len(cuts) == 1 else 's'}, but --shards {shards} "
+            f"{several}needs {shards * stages_per_ipu - 1}. Give auto or segments such as {', '.join(short)}",
             segments,
         )
     return cut(segments, cuts)

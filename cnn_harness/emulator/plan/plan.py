@@ -46,7 +46,8 @@ class ExecutionPlan:
     * `options` has the default value for every option without effect.
     * `stages` has the names of each stage's segments (blocks of layers).
     * `updates_per_host_step` is the largest number of weight updates in a host step, or 0 without training.
-    * `max_in_flight` is the largest number of passes in each stage that wait for their backward.
+    * `max_in_flight` is the largest number of passes in each stage that wait for their backward, or for the gradients of
+      the weights if the schedule splits the backward.
     * `stage_devices` has the TensorFlow device of each stage.
     * `fold` is the number of a replica's micro-batches that share a pass.
     * `instance` is the number of this process, from 0.
@@ -78,9 +79,24 @@ class ExecutionPlan:
         return self.passes_in_flight > 1
 
     @property
+    def pipeline_devices(self) -> int:
+        """The number of devices in the schedule's timeline."""
+        return len(self.stages) // schedules.SCHEDULES[self.schedule].stages_per_device
+
+    @property
+    def splits_backward(self) -> bool:
+        """True if gradients of weights are computed in cells of their own, later than the gradient of the stage's input."""
+        return schedules.SCHEDULES[self.schedule].split
+
+    @property
+    def separates_segments(self) -> bool:
+        """True if the gradients of each segment are computed separately, so nothing is fused across segments."""
+        return self.options.enable_recomputation or self.splits_backward
+
+    @property
     def passes_in_flight(self) -> int:
         """The largest number of passes in the pipeline at once."""
-        return max(self.max_in_flight)
+        return schedules.passes_in_flight(self.schedule, len(self.stages), self.passes_per_update)
 
     @property
     def passes_per_update(self) -> int:
@@ -186,13 +202,13 @@ def resolve(
     """
     if BatchNorm not in network.norms:
         options = replace(options, BN_span=1)
-    stages = _stages(options, network)
+    own_devices = options.shards > 1  # True if stages have devices of their own.
+    schedule = options.pipeline_schedule if options.pipeline and own_devices else "Sequential"
+    stages = _stages(options, network, schedules.SCHEDULES[schedule].stages_per_device)
     replicas = options.replicas * instances
     if global_batch is not None:
         accumulation = _accumulation(global_batch, micro_batch_size, replicas)
     _check_sizes(options, micro_batch_size, accumulation, replicas)
-    own_devices = options.shards > 1  # True if every stage has its own device.
-    schedule = options.pipeline_schedule if options.pipeline and own_devices else "Sequential"
     # Batch norm treats the micro-batches of replicas that share statistics as one micro-batch.
     micro_batches_for_norm = accumulation * options.replicas // options.local_span
     fold = _fold(options, network, micro_batch_size, micro_batches_for_norm, len(stages) if schedule != "Sequential" else 1)
@@ -205,7 +221,7 @@ def resolve(
         precision=precision,
         schedule=schedule,
         max_in_flight=schedules.max_in_flight(schedule, len(stages), micro_batches_for_norm // fold),
-        stage_devices=_stage_devices(options.device, len(stages), own_devices, machine),
+        stage_devices=_stage_devices(options.device, len(stages), options.shards, machine),
         training_device=select(for_training, options.shards * replicas, "training"),
         validation_device=select(for_validation, 1, "validation"),
         fold=fold,
@@ -237,16 +253,18 @@ def _check_sizes(options: DeviceOptions, micro_batch_size: int, accumulation: in
         )
 
 
-def _stage_devices(device: str, stages: int, own_devices: bool, machine: Machine) -> tuple[str, ...]:
-    """Return a TensorFlow device for each stage. On CPUs every stage has a logical device; the stages share GPUs equally."""
+def _stage_devices(device: str, stages: int, shards: int, machine: Machine) -> tuple[str, ...]:
+    """Return a TensorFlow device for each stage: that of its emulated IPU. On CPUs every IPU has a logical device; the IPUs
+    share GPUs equally."""
+    ipus = [stage % shards for stage in range(stages)]
     if device == "gpu" and not machine.gpus:
         raise PlanError(
             "--device gpu: TensorFlow can use no GPU. Give --device cpu or auto; a GPU needs an NVIDIA card and the package "
             "tensorflow[and-cuda]"
         )
     if device == "cpu" or not machine.gpus:
-        return tuple(f"/cpu:{stage if own_devices else 0}" for stage in range(stages))
-    return tuple(f"/gpu:{stage * min(machine.gpus, stages) // stages if own_devices else 0}" for stage in range(stages))
+        return tuple(f"/cpu:{ipu}" for ipu in ipus)
+    return tuple(f"/gpu:{ipu * min(machine.gpus, shards) // shards}" for ipu in ipus)
 
 
 def cuts_automatically(options: DeviceOptions) -> bool:
@@ -256,11 +274,12 @@ def cuts_automatically(options: DeviceOptions) -> bool:
     return automatic or (options.shards > 1 and not options.pipeline_splits and not options.pipeline)
 
 
-def _stages(options: DeviceOptions, network: Network) -> tuple[tuple[str, ...], ...]:
+def _stages(options: DeviceOptions, network: Network, per_ipu: int) -> tuple[tuple[str, ...], ...]:
     shards = options.shards
     if cuts_automatically(options):
-        return partition.automatic(network, shards, options.sharding_include_filter, options.sharding_exclude_filter)
-    return partition.split(network.segments, options.pipeline_splits, shards if shards > 1 else None)
+        filters = options.sharding_include_filter, options.sharding_exclude_filter
+        return partition.automatic(network, shards * per_ipu, *filters)
+    return partition.split(network.segments, options.pipeline_splits, shards if shards > 1 else None, per_ipu)
 
 
 def _accumulation(global_batch: int, micro_batch_size: int, replicas: int) -> int:

@@ -1,4 +1,4 @@
-"""Measured times of the cells of one weight update. A cell is the forward or backward pass of a micro-batch in a stage."""
+"""Measured times of the cells of one weight update. A cell is one action of the schedule."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class CellTiming:
     end: float
 
 
-def idle_fraction(cells: Sequence[CellTiming], stages: int) -> float:
-    """Return the fraction of time that the stages were idle, from the begin of the first cell to the end of the last
+def idle_fraction(cells: Sequence[CellTiming], devices: int) -> float:
+    """Return the fraction of time that the devices were idle, from the begin of the first cell to the end of the last
     cell."""
     length = max((cell.end for cell in cells), default=0.0) - min((cell.begin for cell in cells), default=0.0)
-    return max(0.0, 1 - sum(cell.end - cell.begin for cell in cells) / (stages * length)) if length > 0 else 0.0
+    return max(0.0, 1 - sum(cell.end - cell.begin for cell in cells) / (devices * length)) if length > 0 else 0.0
 
 
 def busy_at_once(cells: Sequence[CellTiming]) -> int:

@@ -1,22 +1,21 @@
 """Run the cells of every stage in the order of the schedule, inside the device loop, and record when each cell ran.
 
-A cell is one `Action` of the schedule: the forward or backward work of a stage on one pass. Passes are iterations of one
-loop and overlap as far as their data allows. Forwards of a stage run in the order of the passes, because each waits for a
-token from the previous forward; backwards do the same. A pair of semaphores orders forwards and backwards of a stage. A
-forward acquires one permit for each backward that the schedule places between this forward and the previous forward, and
-vice versa (`schedules.waits`).
+A cell is one `Action` of the schedule: the work of one kind of a stage on one pass. Passes are iterations of one loop and
+overlap as far as their data allows. The cells of one kind in one stage are a stream. They run in the order of the passes,
+because each waits for a token from the previous one. Where a device turns from one stream to another, the last cell
+before the turn releases a permit, and the first cell after it acquires the permit (`schedules.handovers`).
 
 For example, stage 0 of 2 in 1F1B with four passes runs 0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3. In the table, "." means nothing:
 
-    cell  waits for tokens and data  acquires permits of  releases a permit to
-    0F0   .                          .                    0B0
-    0F1   0F0                        .                    0B0
-    0B0   1B0                        0F0, 0F1             0F2
-    0F2   0F1                        0B0                  0B1
-    0B1   0B0, 1B1                   0F2                  0F3
-    0F3   0F2                        0B1                  0B2
-    0B2   0B1, 1B2                   0F3                  .
-    0B3   0B2, 1B3                   .                    .
+    cell  waits for tokens and data  acquires a permit of  releases a permit to
+    0F0   .                          .                     .
+    0F1   0F0                        .                     0B0
+    0B0   1B0                        0F1                   0F2
+    0F2   0F1                        0B0                   0B1
+    0B1   0B0, 1B1                   0F2                   0F3
+    0F3   0F2                        0B1                   0B2
+    0B2   0B1, 1B2                   0F3                   .
+    0B3   0B2, 1B3                   .                     .
 """
 
 from __future__ import annotations
@@ -28,40 +27,37 @@ import tensorflow.compat.v1 as tf
 
 from cnn_harness.emulator.plan import schedules
 from cnn_harness.emulator.plan.plan import ExecutionPlan
-from cnn_harness.emulator.plan.schedules import BACKWARD, FORWARD
+from cnn_harness.emulator.plan.schedules import KINDS, Handover, Stream
 
-KINDS = (FORWARD, BACKWARD)
 HOST = "/cpu:0"
 UNLIMITED = -1  # a TensorFlow queue with capacity -1 has no limit.
 MAX_RECORDED = 1 << 24  # a recorded host step has at most 2^24 cells.
 
 Token = tf.Tensor
-Tokens = tuple[tuple[Token, ...], ...]  # each stage has the tokens of its last backward and its last forward.
+Tokens = tuple[tuple[Token, ...], ...]  # each stage has the token of its last cell of each kind.
 
 
 class CellSemaphore:
-    """A counting semaphore between the forwards and backwards of a stage. Cells of one kind release a permit when they end;
-    cells of the other kind acquire permits before they begin."""
+    """A semaphore between two streams of a device. Some cells of the first release a permit when they end; some cells of the
+    second acquire a permit before they begin."""
 
-    def __init__(self, name: str, waits: Sequence[int], max_in_flight: int) -> None:
-        """`waits` has for each pass the number of permits that its cell acquires. `max_in_flight` is the largest number of
-        passes in flight in the stage; an abort releases this number of permits."""
-        self._permits_needed, self._permits_in_total = np.asarray(waits, np.int32), sum(waits)
-        self._max_in_flight = max_in_flight
+    def __init__(self, name: str, handover: Handover, passes_in_flight: int) -> None:
+        """An abort releases a permit for each pass in flight."""
+        self._gives, self._takes = (np.asarray(each, np.int32) for each in handover)
+        self._passes_in_flight = passes_in_flight
         self._queue = tf.FIFOQueue(UNLIMITED, [tf.int32], [[]], name=name)
 
     def release(self, pass_index: tf.Tensor) -> tf.Operation:
-        """Release one permit after the cell of a pass. Permits that no cell of this update acquires are not released,
-        because a cell of the next update would acquire them."""
-        return self._queue.enqueue_many([tf.zeros([tf.cast(pass_index < self._permits_in_total, tf.int32)], tf.int32)])
+        """Release the permit after the cell of a pass, if there is one."""
+        return self._queue.enqueue_many([tf.zeros([tf.gather(self._gives, pass_index)], tf.int32)])
 
     def acquire(self, pass_index: tf.Tensor) -> tf.Tensor:
-        """Acquire the permits that the cell of a pass needs."""
-        return self._queue.dequeue_many(tf.gather(self._permits_needed, pass_index))
+        """Acquire the permit that the cell of a pass needs, if it needs one."""
+        return self._queue.dequeue_many(tf.gather(self._takes, pass_index))
 
     def release_all(self) -> tf.Operation:
         """Let every waiting cell run, after an abort."""
-        return self._queue.enqueue_many([np.zeros(self._max_in_flight, np.int32)])
+        return self._queue.enqueue_many([np.zeros(self._passes_in_flight, np.int32)])
 
 
 class StageOrder:
@@ -69,40 +65,40 @@ class StageOrder:
 
     def __init__(self, plan: ExecutionPlan, recording: bool) -> None:
         self.plan = plan
-        self._semaphores: list[dict[str, CellSemaphore]] = [{} for _ in plan.stages]
+        self.kinds = schedules.kinds(plan.schedule)
+        self._semaphores: dict[tuple[Stream, Stream], CellSemaphore] = {}
         if plan.overlapped:
             timeline = schedules.build(plan.schedule, len(plan.stages), plan.passes_per_update)
-            self._semaphores = [
-                self._stage_semaphores(stage, schedules.waits(timeline, stage)) for stage in range(len(plan.stages))
-            ]
+            for device in range(len(timeline[0])):
+                for streams, handover in schedules.handovers(timeline, device).items():
+                    self._semaphores[streams] = self._semaphore(streams, handover)
         with tf.device(HOST):
             types, shapes = [tf.int32, tf.int32, tf.int32, tf.float64, tf.float64], [[]] * 5
             self._record = tf.FIFOQueue(MAX_RECORDED, types, shapes, name="cells") if recording else None
             self.recorded = [] if self._record is None else self._record.dequeue_many(self._record.size())
             self.recorded_step = tf.placeholder(tf.bool, [], "recording")  # True if this host step is recorded.
 
-    def _stage_semaphores(self, stage: int, waits: schedules.Waits) -> dict[str, CellSemaphore]:
-        """Return the semaphores of a stage by the kind of cell that releases permits. If backwards and forwards alternate,
-        the data dependency already orders backwards after forwards, so one semaphore is enough."""
-        max_in_flight, device = self.plan.max_in_flight[stage], self.plan.stage_devices[stage]
+    def _semaphore(self, streams: tuple[Stream, Stream], handover: Handover) -> CellSemaphore:
+        device = self.plan.stage_devices[streams[0][0]]
         with tf.device(device if device.startswith("/cpu") else HOST):
-            semaphores = {BACKWARD: CellSemaphore(f"backwards_{stage}", waits.forward, max_in_flight)}
-            if any(count != 1 for count in waits.backward):
-                semaphores[FORWARD] = CellSemaphore(f"forwards_{stage}", waits.backward, max_in_flight)
-        return semaphores
+            name = "_to_".join(f"{stage}{kind}" for stage, kind in streams)
+            return CellSemaphore(f"from_{name}", handover, self.plan.passes_in_flight)
 
     def first_tokens(self) -> Tokens:
         """Return the tokens for the first pass of the loop. Plans in which passes do not overlap need no tokens."""
-        return tuple((tf.constant(0), tf.constant(0)) if self.plan.overlapped else () for _ in self.plan.stages)
+        return tuple(tuple(tf.constant(0) for _ in self.kinds) if self.plan.overlapped else () for _ in self.plan.stages)
 
     def release_all(self) -> list[tf.Operation]:
         """Let every waiting cell run, after an abort."""
-        return [each.release_all() for semaphores in self._semaphores for each in semaphores.values()]
+        return [each.release_all() for each in self._semaphores.values()]
 
-    def semaphore_of(self, stage: int, kind: str) -> CellSemaphore | None:
-        """Return the semaphore that a stage's cells of this kind release. Return None if data dependencies give the
-        order."""
-        return self._semaphores[stage].get(kind)
+    def released_by(self, stream: Stream) -> list[CellSemaphore]:
+        """Return the semaphores that the cells of a stream release."""
+        return [each for (first, _), each in self._semaphores.items() if first == stream]
+
+    def acquired_by(self, stream: Stream) -> list[CellSemaphore]:
+        """Return the semaphores that the cells of a stream acquire."""
+        return [each for (_, second), each in self._semaphores.items() if second == stream]
 
     @property
     def recording(self) -> bool:
@@ -157,10 +153,10 @@ class Cells:
                 x = tf.identity(x)
             results = [ended]
         if self._previous[stage]:
-            semaphore = self._order.semaphore_of(stage, kind)
-            if semaphore:
+            semaphores = self._order.released_by((stage, kind))
+            if semaphores:
                 with tf.control_dependencies(results):
-                    results = [semaphore.release(self._pass_index)]
+                    results = [each.release(self._pass_index) for each in semaphores]
                 self.side_effects += results
             with tf.control_dependencies(results):
                 self._ended[stage, kind] = tf.constant(0)
@@ -170,7 +166,7 @@ class Cells:
     def tokens(self) -> Tokens:
         """The tokens for the next pass."""
         return tuple(
-            (self._ended[stage, BACKWARD], self._ended[stage, FORWARD]) if previous else ()
+            tuple(self._ended[stage, kind] for kind in self._order.kinds) if previous else ()
             for stage, previous in enumerate(self._previous)
         )
 
@@ -178,10 +174,6 @@ class Cells:
         """Return the tensors that the cell waits for in addition to its input."""
         if not self._previous[stage]:
             return []
-        backward, forward = self._previous[stage]
-        previous = forward if kind == FORWARD else backward
-        awaited = self._order.semaphore_of(stage, BACKWARD if kind == FORWARD else FORWARD)
-        if awaited is None:
-            return [previous]
+        previous = self._previous[stage][self._order.kinds.index(kind)]
         with tf.control_dependencies([x, previous]):  # passes acquire permits in order.
-            return [awaited.acquire(self._pass_index)]
+            return [each.acquire(self._pass_index) for each in self._order.acquired_by((stage, kind))] or [previous]

@@ -1,8 +1,9 @@
 """Run one pass: one or several micro-batches forward and backward through the stages, each stage on its device.
 
 The backward pass computes gradients block by block; a block is one or more segments of the network. With recomputation, a
-block keeps only its input and runs forward again, with the same random draws, before its backward. In every plan, gradients
-pass from block to block only through one tensor, so every plan computes the same bits.
+block keeps only its input and runs forward again, with the same random draws, before its backward. If the schedule splits
+the backward pass, the operations that only gradients of weights need wait for a later cell. In every plan, gradients pass
+from block to block only through one tensor, so every plan computes the same bits.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from cnn_harness.base.gradient_rules import gradients
+from cnn_harness.base.gradient_rules import delay, gradients, operations_for
 from cnn_harness.emulator.layers.watch import GradientWatch
 from cnn_harness.emulator.lowering.lists import prepared
 from cnn_harness.emulator.lowering.policy import PrecisionPolicy
 from cnn_harness.emulator.network.network import Network
 from cnn_harness.emulator.passes.target import Target
 from cnn_harness.emulator.plan.plan import ExecutionPlan
-from cnn_harness.emulator.plan.schedules import BACKWARD, FORWARD
+from cnn_harness.emulator.plan.schedules import BACKWARD, FORWARD, WEIGHTS
 from cnn_harness.emulator.program.cells import Cells
 
 Features = Mapping[str, tf.Tensor]
@@ -71,13 +72,14 @@ def stage_blocks(
         variables = tuple(v.name for v in part.variables if v.name in trained)
         return Block(prepared(part, policy.precision, target, watched), target, variables)
 
-    parts = network.blocks(plan.stages, plan.options.enable_recomputation)
+    parts = network.blocks(plan.stages, plan.separates_segments)
     return tuple(tuple(block(part, device) for part in own) for own, device in zip(parts, plan.stage_devices))
 
 
 @dataclass
 class _Pass:
-    """The tensors of one pass while its graph is built: inputs, outputs and batch statistics of blocks."""
+    """The tensors of one pass while its graph is built: inputs, outputs and batch statistics of blocks. If the schedule
+    splits the backward pass, `of_weights` has the operations of each stage that only gradients of weights need."""
 
     network: PassNetwork
     weights: Mapping[str, tf.Tensor]
@@ -86,6 +88,7 @@ class _Pass:
     inputs: dict[tuple[int, int], tf.Tensor] = field(default_factory=dict)
     outputs: dict[tuple[int, int], tf.Tensor] = field(default_factory=dict)
     statistics: dict[str, tf.Tensor] = field(default_factory=dict)
+    of_weights: dict[int, set[tf.Operation]] = field(default_factory=dict)
 
     def run(self, block: Block, x: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """Return the output of a block and its batch statistics."""
@@ -124,8 +127,13 @@ class _Pass:
             if network.plan.options.enable_recomputation and (stage, b) != last:
                 x = _after(x, (dy,))
                 y, _ = self.run(block, x)  # the forward pass has recorded the statistics.
+            earlier = set(dy.graph.get_operations()) if network.plan.splits_backward else set()
             dxs = gradients(y, [self.weights[name] for name in block.variables] + ([x] if needs_input_gradient else []), dy)
             variable_gradients |= dict(zip(block.variables, dxs))
+            if network.plan.splits_backward:
+                of_input = operations_for(dxs[len(block.variables) :], earlier)
+                found = (dx for dx in dxs[: len(block.variables)] if dx is not None)
+                self.of_weights.setdefault(stage, set()).update(operations_for(found, earlier | of_input))
             dy = dxs[-1] if needs_input_gradient else dy
         return dy, variable_gradients
 
@@ -153,7 +161,12 @@ def run_pass(
     for stage in reversed(range(len(network.stages))):
         with tf.device(plan.stage_devices[stage]):
             dy, stage_gradients = current_pass.backward(stage, cells.begin(stage, BACKWARD, dy))
-            dy = cells.end(stage, BACKWARD, dy, [g for g in stage_gradients.values() if g is not None])
+            of_weights = [g for g in stage_gradients.values() if g is not None]
+            dy = cells.end(stage, BACKWARD, dy, [] if plan.splits_backward else of_weights)
+            if plan.splits_backward:
+                gate = cells.begin(stage, WEIGHTS, dy)
+                delay(current_pass.of_weights.get(stage, ()), gate)
+                cells.end(stage, WEIGHTS, gate, of_weights)
         variable_gradients |= {name: _mean(g, plan.micro_batches_per_pass) for name, g in stage_gradients.items()}
     monitors = {LOST_GRADIENTS: watch.lost_shares()} if watch.names else {}
     if watch.with_largest:

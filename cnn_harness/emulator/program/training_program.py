@@ -15,10 +15,10 @@ import tensorflow.compat.v1 as tf
 from cnn_harness.base.draws import Seed
 from cnn_harness.base.process import printed
 from cnn_harness.emulator.plan.checkpoint_tensors import LOSS_SCALE
-from cnn_harness.emulator.plan.schedules import Action
+from cnn_harness.emulator.plan.schedules import KINDS, Action
 from cnn_harness.emulator.plan.timings import CellTiming
 from cnn_harness.emulator.program.accumulation import RUN, STOP_AT_PASS, STOP_AT_UPDATE
-from cnn_harness.emulator.program.cells import KINDS, StageOrder
+from cnn_harness.emulator.program.cells import StageOrder
 from cnn_harness.emulator.program.gradient_noise import estimates
 from cnn_harness.emulator.program.optimised_graph import CacheEntry
 from cnn_harness.emulator.program.runtime import (

@@ -28,6 +28,7 @@ from cnn_harness.emulator.plan import timings
 from cnn_harness.emulator.plan.machine import cores
 from cnn_harness.emulator.plan.options import DeviceOptions
 from cnn_harness.emulator.plan.plan import ExecutionPlan
+from cnn_harness.emulator.plan.schedules import KIND_NAMES
 from cnn_harness.emulator.plan.timings import CellTiming
 from cnn_harness.harness.options.sections import AUTO
 from cnn_harness.harness.reports import timeline
@@ -138,13 +139,13 @@ def _measures(plan: ExecutionPlan, cells: Sequence[CellTiming], most_alive: int 
         "schedule": plan.schedule,
         "stages": len(plan.stages),
         "milliseconds": 1000 * (max(cell.end for cell in cells) - began),
-        "idle_share": timings.idle_fraction(cells, len(plan.stages)),
+        "idle_share": timings.idle_fraction(cells, plan.pipeline_devices),
         "busy_at_once": timings.busy_at_once(cells),
         "most_alive_bytes": most_alive,
         "cells": [
             {
                 "stage": cell.action.stage,
-                "kind": timeline.WORDS[cell.action.kind],
+                "kind": KIND_NAMES[cell.action.kind],
                 "micro_batch": cell.action.micro_batch,
                 "begin": 1000 * (cell.begin - began),
                 "end": 1000 * (cell.end - began),
@@ -239,8 +240,8 @@ def _cell_events(cells: Sequence[CellTiming], stages: int) -> list[dict[str, Any
     events = [
         {
             "ph": "X",
-            "name": f"{timeline.WORDS[cell.action.kind]} {cell.action.micro_batch}",
-            "cat": timeline.WORDS[cell.action.kind],
+            "name": f"{KIND_NAMES[cell.action.kind]} {cell.action.micro_batch}",
+            "cat": KIND_NAMES[cell.action.kind],
             "pid": STAGES_PROCESS,
             "tid": cell.action.stage,
             "ts": 1e6 * cell.begin,

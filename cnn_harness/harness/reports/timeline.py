@@ -1,4 +1,4 @@
-"""Draw timelines of one weight update. Each stage has a row that shows its forward and backward passes."""
+"""Draw timelines of one weight update. Each stage, or device with several stages, has a row that shows its passes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 from cnn_harness.emulator.plan import schedules, timings
 from cnn_harness.emulator.plan.plan import ExecutionPlan
-from cnn_harness.emulator.plan.schedules import BACKWARD, FORWARD, Action
+from cnn_harness.emulator.plan.schedules import BACKWARD, FORWARD, KIND_NAMES, WEIGHTS, Action
 from cnn_harness.emulator.plan.timings import CellTiming
 
 if TYPE_CHECKING:
     from cnn_harness.harness.reports.chart import Rows
 
-COLOURS = {FORWARD: "#3d78b5", BACKWARD: "#d9772b"}
-WORDS = {FORWARD: "forward", BACKWARD: "backward"}
+COLOURS = {FORWARD: "#3d78b5", BACKWARD: "#d9772b", WEIGHTS: "#4f9d69"}
 MAX_CLOCKS = 64  # Only the start of a longer schedule is drawn, because the rest repeats the same pattern.
 Cell = tuple[Action, float, float, str]  # A cell is a pass, its start, its end and its tooltip.
 
@@ -33,10 +32,10 @@ def svg(plan: ExecutionPlan, ran: Sequence[CellTiming], title: str, cores: int) 
         if cell.action in shown
     ]
     scheduled_idle = schedules.scheduled_idle_fraction(plan.schedule, len(plan.stages), plan.passes_per_update)
-    idle = [scheduled_idle, timings.idle_fraction(ran, len(plan.stages))]
+    idle = [scheduled_idle, timings.idle_fraction(ran, plan.pipeline_devices)]
     # With one device, all stages share it, so there is no idle time.
     shares = [f": {100 * share:.0f} % idle" if plan.options.shards > 1 else "" for share in idle]
-    names = [f"stage {stage}" for stage in range(len(plan.stages))]
+    names = schedules.slot_names(len(plan.stages), plan.pipeline_devices)
     panels = (
         panel(f"Scheduled{shares[0]}{cut}", _scheduled(timeline), names, "clock"),
         panel(f"Measured{shares[1]}{cut}", measured, names, "ms"),
@@ -45,12 +44,13 @@ def svg(plan: ExecutionPlan, ran: Sequence[CellTiming], title: str, cores: int) 
 
 
 def panel(title: str, cells: Iterable[Cell], names: Sequence[str], unit: str) -> Rows:
-    """Return a panel with a row for each stage and a numbered bar for each pass."""
+    """Return a panel with a row for each name and a numbered bar for each pass. Stage j is in row j % rows."""
     from cnn_harness.harness.reports.chart import LIGHT, Box, Rows
 
     bars = [
-        Box(begin, end, COLOURS[action.kind], action.stage, WORDS[action.kind],
-            f"stage {action.stage}, {WORDS[action.kind]} of pass {action.micro_batch}: {tooltip}", str(action.micro_batch))
+        Box(begin, end, COLOURS[action.kind], action.stage % len(names), KIND_NAMES[action.kind],
+            f"stage {action.stage}, {KIND_NAMES[action.kind]} of pass {action.micro_batch}: {tooltip}",
+            str(action.micro_batch))
         for action, begin, end, tooltip in cells
     ]  # fmt: skip
     low, high = min((bar.x0 for bar in bars), default=0.0), max((bar.x1 for bar in bars), default=1.0)

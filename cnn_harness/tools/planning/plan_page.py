@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
 from cnn_harness.emulator.cost_model import supersteps, variants
-from cnn_harness.emulator.cost_model.prediction import Prediction, predict
-from cnn_harness.emulator.plan.schedules import SCHEDULES
+from cnn_harness.emulator.cost_model.prediction import Prediction
 from cnn_harness.harness.reports import markup, timeline
 from cnn_harness.harness.reports.chart import (
     ALL,
@@ -94,11 +93,14 @@ def _section(planned: Planned) -> str:
         (f"{100 * timing.peak_share:.1f} %", "of the peak arithmetic rate"),
         *([(costs.energy(prediction.kilowatt_hours), "of electricity")] if prediction.kilowatt_hours is not None else []),
     ]
-    steps = supersteps.steps(prediction)
+    steps, drawings = supersteps.steps(prediction), []
     panels = [_memory(prediction), _update(prediction), step_panels.phases(prediction, steps)]
     panels.append(step_panels.memory(prediction, steps))
     if len(prediction.memories) > 1:
-        panels = [_timeline(prediction), *panels, _schedules(prediction)]
+        others = dict(variants.by_schedule(prediction))
+        panels = [_timeline(prediction), *panels, _schedules(prediction, others)]
+        timelines = [_timeline(each) for each in others.values()]
+        drawings = [markup.folded("Timelines of all schedules", markup.charts(timelines))]
     if planned.given:
         panels.insert(0, _frontier(planned, planned.given))
     return "".join(
@@ -106,6 +108,7 @@ def _section(planned: Planned) -> str:
             markup.heading(2, f"{planned.name}, predicted on {prediction.system.name}"),
             markup.facts(facts),
             markup.charts(panels),
+            *drawings,
             markup.folded("Numbers", markup.text(plan_table.one(planned))),
             markup.folded("Steps of a micro-batch", "".join(map(step_panels.table, steps, _ipus(prediction)))),
         ]
@@ -186,12 +189,10 @@ def _update(prediction: Prediction) -> Rows:
     return _bars(f"Time {plan_table.unit_of_work(prediction)}", rows)
 
 
-def _schedules(prediction: Prediction) -> Rows:
+def _schedules(prediction: Prediction, others: Mapping[str, Prediction]) -> Rows:
     """Return a bar for the rate with each pipeline schedule."""
     rows = []
-    for schedule in SCHEDULES:
-        workload, timing = variants.scheduled(prediction.workload, schedule), prediction.timing
-        other = predict(workload, prediction.system, timing.constants, timing.costs)
+    for schedule, other in others.items():
         words = f"{schedule}: {other.timing.images_per_second:,.0f} img/sec, {other.fullest.total / MIB:,.0f} MiB"
         own = schedule == prediction.workload.plan.schedule
         rows.append((words, other.timing.images_per_second, BLUE if own else GREY))

@@ -9,7 +9,7 @@ from cnn_harness.base.process import commands
 from cnn_harness.emulator.cost_model.prediction import Prediction
 from cnn_harness.emulator.cost_model.search import keeps_micro_batch
 from cnn_harness.emulator.cost_model.systems import IPU
-from cnn_harness.emulator.plan.schedules import BACKWARD, FORWARD
+from cnn_harness.emulator.plan.schedules import FORWARD, kinds
 from cnn_harness.harness.reports.predicted_rate import MIB, duration, sdk_of
 from cnn_harness.tools.planning.costs import energy
 from cnn_harness.tools.planning.planned_config import Planned, efficiencies
@@ -116,10 +116,11 @@ def _stages(prediction: Prediction) -> list[str]:
     name = max(map(len, plan.stage_names))
     lines = [f"  stage  {'begins at':{max(9, name)}s}  forward   backward   memory"]
     for j, begins_at in enumerate(plan.stage_names):
-        forward, backward = timing.cells[j, FORWARD].seconds, timing.cells[j, BACKWARD].seconds
-        lone = prediction.workload.one_device
-        size = f"{prediction.memories[j].total / MIB:5,.0f} MiB" if not lone else (
-            f"{prediction.memories[0].total / MIB:5,.0f} MiB" if j == 0 else "   (same IPU)")  # fmt: skip
+        forward = timing.cells[j, FORWARD].seconds
+        backward = sum(timing.cells[j, kind].seconds for kind in kinds(plan.schedule)) - forward
+        ipus, kind = len(prediction.memories), prediction.system.device.kind
+        size = f"{prediction.memories[j].total / MIB:5,.0f} MiB" if j < ipus else (
+            f"   (same {kind})" if ipus == 1 else f"   (with stage {j % ipus})")  # fmt: skip
         lines.append(f"  {j:5d}  {begins_at:{max(9, name)}s} {1e3 * forward:5.2f} ms  {1e3 * backward:6.2f} ms  {size}")
     return lines
 

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 from commands import assert_same_bits, rows, succeed, training_program, variables
 from figures import SVG
-from gpipe import all_forwards_first
 
 from cnn_harness.base import plugins
 from cnn_harness.emulator.plan import schedules, timings
@@ -41,16 +40,15 @@ def profiled(words: str, operations: bool = False, **device: str) -> tuple[Execu
     return prepared.plan, found
 
 
-@pytest.fixture(scope="module", params=["Interleaved", "Sequential", "all forwards first"])
+@pytest.fixture(scope="module", params=sorted({row.make: name for name, row in schedules.SCHEDULES.items()}.values()))
 def scheduled(request):
-    with pytest.MonkeyPatch.context() as patch:  # a schedule takes only a function
-        patch.setattr(schedules, "SCHEDULES", {**schedules.SCHEDULES, "all forwards first": all_forwards_first})
-        yield profiled(STAGED, pipeline_schedule=request.param)
+    shards = 4 // schedules.SCHEDULES[request.param].stages_per_device
+    return profiled(f"{STAGED} --shards {shards} --pipeline-schedule {request.param}")
 
 
-def done(cells, stage):
-    """Return the actions of a stage, sorted by begin."""
-    own = sorted((cell for cell in cells if cell.action.stage == stage), key=lambda cell: (cell.begin, cell.end))
+def done(cells, device, devices=4):
+    """Return the actions of a device, sorted by begin."""
+    own = sorted((cell for cell in cells if cell.action.stage % devices == device), key=lambda cell: (cell.begin, cell.end))
     return tuple(cell.action for cell in own)
 
 
@@ -58,11 +56,12 @@ def done(cells, stage):
 def test_stages_keep_to_schedule(scheduled):
     plan, found = scheduled
     drawn = schedules.build(plan.schedule, 4, plan.passes_per_update)
-    for stage in range(4):
-        assert done(found.cells, stage) == schedules.order(drawn, stage)
-        own = sorted((cell for cell in found.cells if cell.action.stage == stage), key=lambda cell: cell.begin)
-        assert all(before.end <= after.begin for before, after in itertools.pairwise(own))
     ended = {cell.action: cell.end for cell in found.cells}
+    begun = {cell.action: cell.begin for cell in found.cells}
+    for device in range(plan.pipeline_devices):
+        own = done(found.cells, device, plan.pipeline_devices)
+        assert own == schedules.order(drawn, device)
+        assert all(ended[before] <= begun[after] for before, after in itertools.pairwise(own))
     for cell in found.cells:
         assert all(ended[needed] <= cell.begin for needed in schedules.dependencies(cell.action, 4))
 
@@ -70,7 +69,19 @@ def test_stages_keep_to_schedule(scheduled):
 def test_stages_overlap_if_schedule_allows(scheduled):
     plan, found = scheduled
     at_once = timings.busy_at_once(found.cells)
-    assert at_once == 1 if plan.schedule == "Sequential" else at_once >= 3
+    assert at_once == 1 if plan.schedule == "Sequential" else at_once >= min(3, plan.pipeline_devices)
+
+
+@pytest.mark.parametrize("layout", ["", "--enable-recomputation"])
+def test_split_backward_delays_gradients_of_weights(layout):
+    """Products for gradients of kernels run inside W cells, and products for gradients of inputs inside B cells."""
+    _, found = profiled(f"{STAGED} --pipeline-schedule ZB-H1 {layout}", operations=True)
+    for product, kind in (("BackpropFilter", schedules.WEIGHTS), ("BackpropInput", schedules.BACKWARD)):
+        cells = [(1e6 * cell.begin, 1e6 * cell.end) for cell in found.cells if cell.action.kind == kind]
+        ran = [each for each in found.operations if each.get("args", {}).get("op", "").endswith(product)]
+        assert ran and all(
+            any(begin <= each["ts"] and each["ts"] + each["dur"] <= end + 1 for begin, end in cells) for each in ran
+        )
 
 
 def test_missing_gates_break_order(monkeypatch):
