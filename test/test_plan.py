@@ -11,6 +11,7 @@ from commands import run, succeed
 from figures import checked
 
 from cnn_harness.base.plugins import ROOT
+from cnn_harness.emulator.plan.schedules import SCHEDULES
 from cnn_harness.harness.options.call import Call
 from cnn_harness.tools.planning import plan_options, this_computer
 
@@ -77,6 +78,17 @@ def test_page_and_json_have_the_same_words(tmp_path):
         assert all(f">{each['stage']}: {each['block']}, {each['step']}<" in text for each in steps)
     grouped = [{each["channels_per_group"] for each in plan["layers"] if "groups" in each["operation"]} for plan in plans]
     assert grouped[0] == {16} and all(f">{words}<" in text for words in ("groups of 1", "groups of 16", "no groups"))
+
+
+def test_schedules_are_compared():
+    words = ("--dataset", "cifar-10", "--model-size", 8, "--shards", 2, "--pipeline", "--pipeline-splits", "auto")
+    out = succeed("plan", *words, "--gradient-accumulation-count", 8, "--schedules").out
+    rows = {line.split()[0]: line.split() for line in out.splitlines() if line.split()[:1] and line.split()[0] in SCHEDULES}
+    assert list(rows) == list(SCHEDULES)
+    assert [rows[name][1] for name in ("1F1B", "1F1B-Virtual", "ZB-H1")] == ["2", "4", "2"]  # stages
+    assert rows["1F1B"][1:] == rows["Interleaved"][1:] and rows["GPipe"][-2:] == ["8", "8"]
+    alone = run("plan", *words[:4], "--schedules")
+    assert alone.code == 2 and "one stage" in alone.err
 
 
 def test_combinations_of_changes_are_planned():

@@ -32,6 +32,7 @@ def main(call: Call) -> int:
         from cnn_harness.tools.planning import chakra  # late, because only traces need protobuf
 
         chakra.write(planned[0].prediction, Path(request.chakra))
+    compared = [plan_table.schedules(each) for each in planned] if request.schedules else []
     if request.html:
         output.write_atomically(request.html, plan_page.render(planned), output.PAGE)
     if request.json:
@@ -41,7 +42,7 @@ def main(call: Call) -> int:
             print(text, end="")
             return 0
         output.write_atomically(request.json, text, output.JSON)
-    print(plan_table.report(planned))
+    print("\n\n".join([plan_table.report(planned), *compared]))
     return 0
 
 

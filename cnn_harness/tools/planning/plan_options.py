@@ -70,6 +70,7 @@ class PlanOptions(CostOptions):
         False, "search for the fastest plan that fits in memory, with the same network and global batch, and print the plan "
         "as a configuration for configs.yml",
     )  # fmt: skip
+    schedules: bool = opt(False, "compare all pipeline schedules for the same stages or, with virtual stages, equal ones")
     inference: bool = opt(False, "predict a validation on one IPU instead of a training")
     processes: int | None = opt(
         None, "number of host processes that send images. Default: one for every two IPUs of the system",
@@ -88,6 +89,7 @@ class PlanRequest:
     html: str | None
     chakra: str | None
     search: bool
+    schedules: bool
     inference: bool
     processes: int | None
     calls: tuple[PlanCall, ...]
@@ -127,8 +129,8 @@ def parse(call: Call) -> PlanRequest:
     calls = [each for label, whole in named for each in _varied(label, whole, tuple(dict.fromkeys(known.vary)))]
     return PlanRequest(
         systems=system_file.chosen(known.system), calibrate=known.calibrate,
-        rates=known.rates, json=known.json, html=known.html, chakra=known.chakra,
-        search=known.search, inference=known.inference, processes=known.processes, calls=tuple(calls),
+        rates=known.rates, json=known.json, html=known.html, chakra=known.chakra, search=known.search,
+        schedules=known.schedules, inference=known.inference, processes=known.processes, calls=tuple(calls),
     )  # fmt: skip
 
 

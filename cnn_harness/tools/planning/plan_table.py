@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from cnn_harness.base.errors import OptionError
 from cnn_harness.base.process import commands
+from cnn_harness.emulator.cost_model import variants
 from cnn_harness.emulator.cost_model.prediction import Prediction
 from cnn_harness.emulator.cost_model.search import keeps_micro_batch
 from cnn_harness.emulator.cost_model.systems import IPU
-from cnn_harness.emulator.plan.schedules import FORWARD, kinds
+from cnn_harness.emulator.plan.schedules import FORWARD, kinds, scheduled_idle_fraction
 from cnn_harness.harness.reports.predicted_rate import MIB, duration, sdk_of
 from cnn_harness.tools.planning.costs import energy
 from cnn_harness.tools.planning.planned_config import Planned, efficiencies
@@ -123,6 +125,27 @@ def _stages(prediction: Prediction) -> list[str]:
             f"   (same {kind})" if ipus == 1 else f"   (with stage {j % ipus})")  # fmt: skip
         lines.append(f"  {j:5d}  {begins_at:{max(9, name)}s} {1e3 * forward:5.2f} ms  {1e3 * backward:6.2f} ms  {size}")
     return lines
+
+
+def schedules(planned: Planned) -> str:
+    """Return a table with a line for each pipeline schedule. Raise OptionError for a plan without a pipeline."""
+    prediction, accumulation = planned.prediction, planned.prediction.workload.plan.accumulation
+    if len(prediction.memories) == 1:
+        raise OptionError(f"--schedules compares pipelines, but {planned.name} has one stage; add --pipeline --shards 4")
+    lines = [
+        f"{planned.name} on {prediction.system.name}, {accumulation} micro-batches per update. Idle slots are counted with "
+        "equal actions, idle time is predicted:",
+        f"  {'schedule':12s} {'stages':>6s} {'idle slots':>10s} {'idle time':>9s} {'img/sec':>9s} {'fullest':>10s} fits  "
+        "micro-batches held by each stage",
+    ]
+    for name, other in variants.by_schedule(prediction):
+        count, timing = len(other.workload.plan.stages), other.timing
+        lines.append(
+            f"  {name:12s} {count:6d} {100 * scheduled_idle_fraction(name, count, accumulation):8.1f} % "
+            f"{100 * timing.idle_share:7.1f} % {timing.images_per_second:9,.0f} {other.fullest.total / MIB:6,.0f} MiB "
+            f"{_verdict(other):4s}  {' '.join(map(str, other.workload.max_in_flight))}"
+        )
+    return "\n".join(lines)
 
 
 def _found(planned: Planned) -> list[str]:

@@ -22,6 +22,7 @@ from cnn_harness.emulator.cost_model.systems import BOW, MK1, MK2, SYSTEMS
 from cnn_harness.emulator.cost_model.throughput import Timing
 from cnn_harness.emulator.cost_model.workload import Workload
 from cnn_harness.emulator.plan.lifetimes import kept_by_each
+from cnn_harness.emulator.plan.schedules import SCHEDULES, build, scheduled_idle_fraction
 from cnn_harness.harness.options.call import Call
 from cnn_harness.tools import fit_planner
 from cnn_harness.tools.planning import memory_facts
@@ -51,6 +52,24 @@ SMALL = "--dataset cifar-10 --model resnet --model-size 8 --micro-batch-size 8 -
 
 
 # --- by hand
+
+
+@pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name != "Grouped"])  # its clocks have room for two
+@pytest.mark.parametrize("system", ["POD16", "A100-8"])  # with common clocks, and without
+def test_equal_actions_take_clocks_of_table(schedule, system):
+    words = f"{SMALL} --shards 2 --pipeline --pipeline-splits auto --pipeline-schedule {schedule}"
+    timing = planned(f"{words} --gradient-accumulation-count 30", system).timing
+    stages = len(timing.workload.plan.stages)
+    for cell in timing.cells:
+        timing.cells[cell] = replace(timing.cells[cell], seconds=1.0)
+    assert timing.pipeline == len(build(schedule, stages, 30))
+    assert 1 - timing.busy / timing.pipeline == pytest.approx(scheduled_idle_fraction(schedule, stages, 30))
+
+
+def test_split_backward_takes_time_of_whole():
+    words = f"{B4} --pipeline-schedule"
+    whole, split = (planned(f"{words} {schedule}").timing for schedule in ("1F1B", "ZB-H1"))
+    assert split.busy == pytest.approx(whole.busy) and all(split.cells[stage, "W"].seconds > 0 for stage in range(4))
 
 
 def test_memory_of_small_network_by_hand():
