@@ -441,7 +441,7 @@ class CommonOptions(TypedDict, total=False):
     train_with_valid_preprocessing: bool | None
     """crop training images as in validation, without augmentation"""
     trial_epochs: float | None
-    """after --fit-classifier, train for X epochs on the training images except a held-out fold, and end the run unless the accuracy on the fold rises; --epochs skips this trial; 0 is off"""
+    """after --fit-classifier, train for X epochs without a held-out fold, and end the run unless the accuracy on the fold rises; --epochs skips this trial; 0 is off"""
     use_bypass: bool | None
     """add the input of every second fire module to its output"""
     use_relu: bool | None

@@ -418,7 +418,7 @@ class TrainingOptions(OptimiserOptions, _BatchAndRate):
     )
     trial_epochs: float = on_host(
         0.0,
-        "after --fit-classifier, train for X epochs on the training images except a held-out fold, and end the run unless"
+        "after --fit-classifier, train for X epochs without a held-out fold, and end the run unless"
         " the accuracy on the fold rises; --epochs skips this trial; 0 is off",
         check=at_least(0),
         needs=option("fit_classifier"),
