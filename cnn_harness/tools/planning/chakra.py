@@ -2,7 +2,8 @@
 
 A file has a GlobalMetadata, then nodes, each after its length as a varint. The messages and their numbers are those of
 et_def.proto of MLCommons Chakra, as far as they are needed. Computation has the predicted duration; a simulator finds the
-duration of communication. Rank = replica x stages + stage. The process groups, one for each stage, are in a JSON file.
+duration of communication. Rank = replica x chips of a replica + chip. A JSON file has the process groups, one for each chip
+of a replica.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from cnn_harness.base.errors import OptionError
 from cnn_harness.base.storage import files
 from cnn_harness.emulator.cost_model.prediction import Prediction
-from cnn_harness.emulator.plan.schedules import FORWARD, Action
+from cnn_harness.emulator.plan.schedules import BACKWARD, FORWARD, WEIGHTS, Action
 
 SCHEMA = "0.0.4"
 STEM, GROUPS = "plan", "groups.json"
@@ -86,6 +87,7 @@ class _Trace:
     def __init__(self, prediction: Prediction, rank: int) -> None:
         self._prediction, self._work, self._rank = prediction, prediction.workload, rank
         self._device, self._count = rank % self._work.plan.options.shards, 0
+        self._stages = self._work.stages_by_ipu[self._device]
 
     def of(self, placed: list[Action]) -> Iterator[Any]:
         """Yield the nodes of an update whose actions begin in this order."""
@@ -95,19 +97,19 @@ class _Trace:
             yield self._node("images from the host", COMPUTATION, before, timing.transfers)
             before = [self._count - 1]
         for action in placed:
-            if not work.one_device and action.stage != self._device:
+            if action.stage not in self._stages:
                 continue
-            step = 1 if action.kind == FORWARD else -1
+            step = {FORWARD: 1, BACKWARD: -1, WEIGHTS: 0}[action.kind]
             source, target = action.stage - step, action.stage + step
-            if not work.one_device and 0 <= source <= last:
+            if 0 <= source <= last and source not in self._stages:
                 yield self._transfer(RECEIVE, action, source, before)
                 before = [self._count - 1]
             yield self._node(str(action), COMPUTATION, before, timing.cells[action.stage, action.kind].seconds)
             before = [self._count - 1]
-            if not work.one_device and 0 <= target <= last:
+            if 0 <= target <= last and target not in self._stages:
                 yield self._transfer(SEND, action, target, before)
         if work.plan.total_replicas > 1:
-            elements = sum(work.trained_elements) if work.one_device else work.trained_elements[self._device]
+            elements = sum(work.trained_elements[stage] for stage in self._stages)
             size = elements * work.plan.precision.accumulator.bytes
             yield self._node(
                 "all-reduce", COLLECTIVE, before, comm_type=ALL_REDUCE, comm_size=size, pg_name=str(self._device)
@@ -117,13 +119,13 @@ class _Trace:
 
     def _transfer(self, kind: int, action: Action, other: int, before: list[int]) -> Any:
         """Return the node that sends the result of an action to another stage, or receives what it needs from there."""
-        near, far = self._rank, self._rank - self._device + other
+        near, far = self._rank, self._rank - self._device + other % self._work.plan.options.shards
         source, target = (near, far) if kind == SEND else (far, near)
         later = max(action.stage, other)
         size = (
             self._work.operations(later)[0].source.elements * self._work.plan.micro_batch_size * self._work.bytes_per_element
         )
-        tag = 2 * action.micro_batch + (action.kind == FORWARD)
+        tag = 2 * (action.micro_batch * len(self._work.plan.stages) + later) + (action.kind == FORWARD)
         name = f"{'send' if kind == SEND else 'receive'} {action}"
         return self._node(name, kind, before, comm_src=source, comm_dst=target, comm_tag=tag, comm_size=size)
 
