@@ -29,7 +29,7 @@ from experiments.study import COLOURS, Dots, Result
 UPDATE, UPDATES = 78, 156
 NONE = "none"
 LAYERS = ("b1/0/1", "fc1")
-BITS = {31: "sign", 30: "highest exponent bit", 25: "middle exponent bit", 22: "highest mantissa bit"}
+BITS = (31, 30, 29, 25, 22)  # the sign, three bits of the exponent, and the highest bit of the mantissa
 FAULTS = (
     NONE,
     *(f"{kind}:{layer}:{UPDATE}:{bit}" for kind, layer, bit in itertools.product(("weight", "gradient"), LAYERS, BITS)),

@@ -58,6 +58,7 @@ LISTED = {
     ".venv/bin/cnn finetune sets/digits": "takes minutes; the others run cnn finetune photos",
     "python -m experiments.findings": "takes more than ten minutes",
     "python -m experiments.formats": "takes more than ten minutes",
+    "python -m experiments.faults": "takes more than ten minutes",
     ".venv/bin/python -m experiments.findings": "takes ten minutes",
     "cnn COMMAND --help": "is the form of all commands; test_commands.py runs them",
 }
