@@ -129,8 +129,8 @@ def test_all_reduce_by_hand():
 @pytest.mark.parametrize("schedule", ["Grouped", "Interleaved"])
 def test_long_timeline_follows_from_short_ones(schedule):
     """An extrapolated timeline equals the complete one."""
-    work = variants.scheduled(planned(B4).workload, schedule)
-    timing = of(work).timing
+    timing = variants.scheduled(planned(B4), schedule).timing
+    work = timing.workload
     assert math.isclose(timing.pipeline, timing._walked(work.plan.accumulation), rel_tol=1e-9)
     placed = list(timing.placed(work.plan.accumulation))
     assert len(placed) == 2 * 4 * work.plan.accumulation
