@@ -67,7 +67,7 @@ class AccumulationLoop:
 
         def one_pass(pass_index: tf.Tensor, tokens: Tokens) -> tuple[tf.Tensor, dict[str, tf.Tensor], Tokens]:
             # The device could start the pass now, or after the previous forward pass of the first stage.
-            with tf.control_dependencies([pass_index, *tokens[0][1:]]):
+            with tf.control_dependencies([pass_index, *tokens[0][:1]]):
                 could_start = tf.timestamp()
             with tf.control_dependencies([pass_index]):
                 features = dict(self.next_features(step, pass_index))
