@@ -334,6 +334,7 @@ class Sweep:
         with Signals() as signals, signals.deferred(self._children.stop), self._children:
             for _ in self._children.run_on_cores(self._train, waiting, [cores[k::count] for k in range(count)]):
                 pass
+        files.write_atomically(self.target, self._csv())
 
     def _train(self, trial: Trial, cores: Sequence[int]) -> None:
         """Train a trial, and record its result."""
