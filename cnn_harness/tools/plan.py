@@ -28,11 +28,11 @@ def main(call: Call) -> int:
         print(calibration.report(request.calibrate, request.systems[0]))
         return 0
     planned = planned_config.fastest(request) if request.search else plan(request)
+    compared = [plan_table.schedules(each) for each in planned] if request.schedules else []
     if request.chakra:
         from cnn_harness.tools.planning import chakra  # late, because only traces need protobuf
 
         chakra.write(planned[0].prediction, Path(request.chakra))
-    compared = [plan_table.schedules(each) for each in planned] if request.schedules else []
     if request.html:
         output.write_atomically(request.html, plan_page.render(planned), output.PAGE)
     if request.json:
