@@ -37,6 +37,7 @@ half_precision = Condition(
 )
 block_formats = Condition("activations and gradients in block formats", lambda run: run.plan.precision.may_rotate)
 several_stages = Condition("several stages", lambda run: len(run.plan.stages) > 1)
+pipelined = Condition("--pipeline and several stages", lambda run: run.plan.options.pipeline and several_stages.is_met(run))
 several_replicas = Condition("several replicas", lambda run: run.plan.total_replicas > 1)
 several_processes = Condition("several processes", lambda run: run.plan.instances > 1)
 checkpoints = Condition(

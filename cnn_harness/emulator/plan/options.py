@@ -12,6 +12,7 @@ from cnn_harness.base.conditions import (
     block_formats,
     half_precision,
     option,
+    pipelined,
     several_processes,
     several_replicas,
     several_stages,
@@ -105,7 +106,7 @@ class DeviceOptions:
         "Interleaved",
         "choose the order of the forward and backward passes in the pipeline",
         choices=tuple(SCHEDULES),
-        needs=several_stages,
+        needs=pipelined,
     )
     sharding_include_filter: tuple[str, ...] = training_only(
         (),
