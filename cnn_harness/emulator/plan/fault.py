@@ -43,7 +43,7 @@ def parse(text: str, variables: Sequence[Variable]) -> Fault:
             f"--inject {text} must be KIND:LAYER:UPDATE or KIND:LAYER:UPDATE:BIT, with a KIND of {', '.join(KINDS)}, an "
             "UPDATE from 1 on and a BIT from 0 to 31"
         ) from None
-    found = [name for name, path in kernels.items() if path.startswith(f"{layer}/")]
+    found = [name for name, path in kernels.items() if path.startswith(f"{layer.removeprefix('all/')}/")]
     if len(found) != 1:
         raise OptionError(f"--inject {text}: {layer} must name one layer with a kernel; --summary prints the layers")
     return Fault(kind, found[0], update, bit)

@@ -117,7 +117,7 @@ def test_estimates_of_gradient_noise_are_unbiased():
 def test_injected_fault_changes_one_number_once(kind):
     """In the update before it, no bit changes. A gradient's flip changes the weight, too: SGD subtracts the gradient."""
     words = ("--batch-size", 2, "--gradient-accumulation-count", 2, "--fold", 1, "--optimiser", "SGD")
-    with program(*words) as sound, program(*words, "--inject", f"{kind}:b1/0/1/conv:2:30") as faulty:
+    with program(*words) as sound, program(*words, "--inject", f"{kind}:all/b1/0/1/conv:2:30") as faulty:
         for update, changed in ((1, 0), (2, 1)):
             sound.step([0.1])
             faulty.step([0.1])
