@@ -50,7 +50,7 @@ def _panel(title: str, tensors: Sequence[ObservedTensor]) -> Rows:
         marks += [Box(x, x, colour, ALL, label, least=2, thick=1) for x, colour, label in strokes if first <= x <= last + 1]
     names = ["first", *[""] * (len(rows) - 2), "last"][: len(rows)]
     note = _lost(usual, follows, tensors)
-    return Rows(title, names, marks, "exponent", "2^{:g}", HEIGHT / len(rows), (first, last + 1), note)
+    return Rows(title, names, marks, "exponent", "2^{:g}".format, HEIGHT / len(rows), (first, last + 1), note)
 
 
 def _rows(tensors: Sequence[ObservedTensor]) -> list[Mapping[int, float]]:
