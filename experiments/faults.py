@@ -100,6 +100,7 @@ def main(argv: list[str]) -> int:
     """Train with every fault and compare the results; return the exit code."""
     parser = command_line.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     given, words = study.parse(parser, argv, "fault")
+    study.plan(given, [[*WORDS, *words]] * (len(FAULTS) * given.seeds))
     folder = Path(given.output or "logs/faults").resolve()
     jobs = [
         partial(train, fault, seed, run_folder(folder, fault, seed), words)
