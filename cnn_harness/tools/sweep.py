@@ -144,7 +144,7 @@ def main(call: Call) -> int:
         raise OptionError(f"--logs-path {given.logs_path}: {file_there[0]} is not a folder; give another one")
     runs, found = zip(*(_checked(trial, f"{path}: {name}", metric) for trial in trials))
     costs, allowed = given.planned([run.workload() for run in runs])
-    left_out = [trial for trial, kept in zip(trials, allowed) if not kept]
+    left_out = [trial for trial, kept in zip(trials, allowed) if not kept and not trial.folder.exists()]  # begun: keep it
     notes = [*itertools.chain(*found), *costs, *(f"left out, over the budget: {trial.name}" for trial in left_out)]
     count = "1 trial" if len(trials) == 1 else f"{len(trials)} trials"
     print(f"{name}: {count} in {top}, {given.jobs} at a time", *dict.fromkeys(notes), sep="\n", flush=True)

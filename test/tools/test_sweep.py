@@ -107,7 +107,11 @@ def test_budget_leaves_trials_out(tmp_path):
     assert "give --system" in listed(tmp_path, grid, "--budget", 5).err
     nothing = succeed("sweep", tmp_path / "s.yml", *system, "--budget", "1e-9 h", "--logs-path", tmp_path / "logs").out
     assert nothing.count("left out\n") == 3 and not [*(tmp_path / "logs").rglob("training.csv")]
-    assert next((tmp_path / "logs").rglob("sweep.csv")).read_text().count("left out") == 3
+    table = next((tmp_path / "logs").rglob("sweep.csv"))
+    assert table.read_text().count("left out") == 3
+    (table.parent / "epochs=8").mkdir()  # a trial that has begun is kept
+    words = ("--budget", "1e-9 h", "--logs-path", tmp_path / "logs", "--dry-run")
+    assert succeed("sweep", tmp_path / "s.yml", *system, *words).out.count("left out") == 2
 
 
 @pytest.mark.parametrize(("config", "released"), [("quickstart", set()), ("mk2_resnet50_base", {"release"})])
