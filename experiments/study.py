@@ -58,12 +58,14 @@ Job = Callable[[int], Iterable[Result]]  # trains on the given core and yields r
 COSTS = tuple(each for each in fields(PlannedOptions) if each.name not in ("help", "version"))
 
 
-def parse(parser: argparse.ArgumentParser, argv: list[str], what: str) -> tuple[argparse.Namespace, list[str]]:
+def parse(
+    parser: argparse.ArgumentParser, argv: list[str], what: str, seeds: int = 3
+) -> tuple[argparse.Namespace, list[str]]:
     """Return the study's options, and the options after --, which apply to every training. The help of --seeds names what is
     trained: `what`."""
     add = parser.add_argument
-    add("--seeds", type=command_line.int_between(1), default=3, metavar="N",
-        help=f"train every {what} with seeds 1 to N (default: 3)")  # fmt: skip
+    add("--seeds", type=command_line.int_between(1), default=seeds, metavar="N",
+        help=f"train every {what} with N seeds (default: %(default)s)")  # fmt: skip
     add("--output", metavar="DIR", help="folder for runs, table and chart (default: logs/<name of the study>)")
     for each in COSTS:
         add(f"--{each.name}", type=str if "str" in each.type else float, help=each.metadata["help"])

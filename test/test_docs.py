@@ -38,6 +38,7 @@ TOOLS = {
     "sweeps.md": ("cnn_harness/tools/sweep.py", "cnn_harness/tools/planning/costs.py"),
     "paper.md": (
         "experiments/findings.py",
+        "experiments/large_batch.py",
         "experiments/study.py",
         "experiments/paper.py",
         "cnn_harness/tools/planning/plan_options.py",

@@ -59,6 +59,7 @@ LISTED = {
     "python -m experiments.findings": "takes more than ten minutes",
     "python -m experiments.formats": "takes more than ten minutes",
     "python -m experiments.faults": "takes more than ten minutes",
+    "python -m experiments.large_batch": "takes an hour",
     ".venv/bin/python -m experiments.findings": "takes ten minutes",
     "cnn COMMAND --help": "is the form of all commands; test_commands.py runs them",
 }
