@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from cnn_harness.base import bounds
 from cnn_harness.base.fields import escaped
-from cnn_harness.base.process import tf_runtime
+from cnn_harness.base.process import progress, tf_runtime
 from cnn_harness.base.storage import files
 from cnn_harness.harness.commands import answers
 from cnn_harness.harness.options.call import Call
@@ -52,14 +52,15 @@ def _export(request: ExportRequest, exported: TrainedNetwork, texts: Mapping[str
     from cnn_harness.harness.programs import build
 
     with export_folder.staged(request.output) as staging:
-        checked = comparison.checking(exported)
-        expected = comparison.own_answers(exported, checked.images)
+        with progress.waiting("Computing probabilities with the checkpoint"):
+            checked = comparison.checking(exported)
+            expected = comparison.own_answers(exported, checked.images)
         print(f"Compared with the checkpoint on {len(expected)} {checked.origin}:")
         graph = build.portable_graph(exported.run, exported.values)
         for name, file in request.files.items():
             quantised = file == FORMATS[name].quantised
-            content = _content(exported, graph, texts, quantised)
-            with files.naming(request.output / file):
+            with progress.waiting(f"Writing and comparing {file}"), files.naming(request.output / file):
+                content = _content(exported, graph, texts, quantised)
                 answers = _answers(name, content, staging / file, checked.images)
             compared = comparison.compare(expected, answers)
             size_text = f"{file}, {export_folder.size(staging / file) / 1e6:.1f} MB"
