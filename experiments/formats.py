@@ -57,15 +57,7 @@ REFERENCE = "16.16"
 def train(policy: str, seed: int, folder: Path, words: Sequence[str], core: int) -> Iterator[Result]:
     """Train in a number format, or resume the training, and yield the top-1 accuracy of the last checkpoint. Training
     continues after divergence (--keep-going), so that a diverged run has an accuracy, too."""
-    if not _accuracies(folder):
-        study.train(core, folder, [*words, "--seed", seed], ["--keep-going"])
-    yield Result(policy, seed, _accuracies(folder)[-1])
-
-
-def _accuracies(folder: Path) -> list[float]:
-    """Return the top-1 accuracy of each checkpoint of a run; an empty list if the run is not complete."""
-    rows = study.rows_of(folder / "validation.csv") if (folder / "report.html").exists() else []
-    return [float(row["val_acc"]) for row in rows if row["name"].startswith("ckpt-")]
+    yield Result(policy, seed, study.accuracy(core, folder, [*words, "--seed", seed], ["--keep-going"]))
 
 
 def _by_policy(results: Sequence[Result]) -> dict[str, list[float]]:

@@ -136,6 +136,13 @@ def train(core: int, folder: Path, words: Sequence[object], always: Sequence[str
         call(core, "train.py", *words, *always, "--logs-path", folder)
 
 
+def accuracy(core: int, folder: Path, words: Sequence[object], always: Sequence[str] = ()) -> float:
+    """Train, unless the training is complete. Return the top-1 accuracy of the last checkpoint in %."""
+    if not (folder / "report.html").exists():
+        train(core, folder, words, always)
+    return [float(row["val_acc"]) for row in rows_of(folder / "validation.csv") if row["name"].startswith("ckpt-")][-1]
+
+
 def call(core: int, script: str, *words: object) -> None:
     """Run a command on one core. Raise Failed if its exit code is not 0."""
     command = [sys.executable, str(ROOT / script), *map(str, words)]
