@@ -1,4 +1,4 @@
-"""Fine-tune EfficientNet-Lite0 in Keras from this project's weights, and print the validation accuracy after each epoch.
+"""Fine-tune EfficientNet-Lite0 in Keras from this project's weights, and print the validation accuracy after each phase.
 
 Call: python -m bench._keras_finetuning FOLDER SIDE. FOLDER has train/<class> and val/<class>. The recipe is that of Keras's
 guide to transfer learning. Adam trains a new classifier behind dropout 0.2 for 20 epochs at a rate of 1e-3, and then all

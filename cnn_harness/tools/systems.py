@@ -19,7 +19,7 @@ from cnn_harness.emulator.cost_model.systems import SOURCES, SYSTEMS, System
 from cnn_harness.harness.commands import answers
 from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.reports import output
-from cnn_harness.tools.planning import system_file, this_computer
+from cnn_harness.tools.planning import system_file
 
 GB, MIB = 10**9, 2**20
 
@@ -51,6 +51,8 @@ def main(call: Call) -> int:
 
 def _measure(file: str) -> None:
     """Measure this computer, print the errors of the planner, and write the system."""
+    from cnn_harness.tools.planning import this_computer  # late, because a table needs no other modules
+
     output.check(file, (f"{this_computer.NAME}:",))
     errors, text = this_computer.measure()
     output.write_atomically(file, text, (f"{this_computer.NAME}:",))
