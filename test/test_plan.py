@@ -91,6 +91,18 @@ def test_schedules_are_compared():
     assert alone.code == 2 and "one stage" in alone.err
 
 
+def test_times_to_the_same_loss_are_compared():
+    words = ("--config", "mk2_resnet50_bn_16ipus", "--noise-scale")
+    batch = json.loads(succeed("plan", *words[:2], "--json", "-").out)["global_batch"]
+    rows = {int(line.split()[0]): line.split() for line in succeed("plan", *words, batch).out.splitlines()
+            if re.match(r" +\d+ +\d+ +[\d.]+ x", line)}  # fmt: skip
+    # At the noise scale, twice the batch needs 0.75 times the updates and 1.5 times the epochs (arXiv 1812.06162).
+    assert rows[batch][2] == rows[batch][4] == "1.00"
+    assert (rows[2 * batch][2], rows[2 * batch][4]) == ("0.75", "1.50")
+    wrong = run("plan", *words, batch, "--inference")
+    assert wrong.code == 2 and "--noise-scale" in wrong.err
+
+
 def test_combinations_of_changes_are_planned():
     """B4 fits on two IPUs with all three techniques of the article, and not without any of them."""
     words = ("--config", "mk2_efficientnet_b4_g16_16ipus", "--num-io-tiles", 32, "--prefetch-depth", 3, "--vary")

@@ -29,6 +29,8 @@ def main(call: Call) -> int:
         return 0
     planned = planned_config.fastest(request) if request.search else plan(request)
     compared = [plan_table.schedules(each) for each in planned] if request.schedules else []
+    if request.noise_scale:
+        compared += [plan_table.batches(each, request.noise_scale) for each in planned]
     if request.chakra:
         from cnn_harness.tools.planning import chakra  # late, because only traces need protobuf
 

@@ -36,6 +36,17 @@ def by_schedule(prediction: Prediction) -> Iterator[tuple[str, Prediction]]:
             yield schedule, scheduled(prediction, schedule)
 
 
+def with_batch(prediction: Prediction, factor: float) -> Prediction | None:
+    """Return the prediction for `factor` times the accumulation, and so the global batch. Return None if this accumulation
+    is not a whole number."""
+    workload = prediction.workload
+    accumulation = factor * workload.plan.accumulation
+    if accumulation < 1 or accumulation != int(accumulation):
+        return None
+    plan = replace(workload.plan, accumulation=int(accumulation))
+    return predict(replace(workload, plan=plan), prediction.system, prediction.timing.constants, prediction.timing.costs)
+
+
 def staged(
     workload: Workload, stages: Sequence[Sequence[str]], *, micro_batch_size: int, accumulation: int, replicas: int,
     schedule: str, recomputation: bool, proportion: float,

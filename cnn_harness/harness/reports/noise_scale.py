@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from cnn_harness.harness.reports import markup
 
-_FACTORS = (0.25, 0.5, 1, 2, 4, 8)
+FACTORS = (0.25, 0.5, 1, 2, 4, 8)
 
 
 def relative(batch: float, other: float, scale: float) -> tuple[float, float]:
@@ -26,7 +26,7 @@ def section(scale: float, batch: int) -> str:
     )
     rows = [
         (f"{other:,.0f}", *(("n", f"{each:.2f}") for each in relative(batch, other, scale)))
-        for other in (factor * batch for factor in _FACTORS)
+        for other in (factor * batch for factor in FACTORS)
         if other >= 1
     ]
     return markup.paragraph(text) + markup.table(("global batch", "updates", "epochs"), rows)

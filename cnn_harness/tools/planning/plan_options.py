@@ -12,7 +12,7 @@ from string import ascii_uppercase
 from typing import Any, NamedTuple
 
 from cnn_harness.base.errors import OptionError
-from cnn_harness.base.fields import between, opt, short
+from cnn_harness.base.fields import above, between, opt, short
 from cnn_harness.emulator.cost_model import variants
 from cnn_harness.emulator.cost_model.prediction import check_tiles
 from cnn_harness.emulator.cost_model.systems import System, smallest_holding
@@ -71,6 +71,10 @@ class PlanOptions(CostOptions):
         "as a configuration for configs.yml",
     )  # fmt: skip
     schedules: bool = opt(False, "compare all pipeline schedules for the same stages or, with virtual stages, equal ones")
+    noise_scale: float | None = opt(
+        None, "compare the hours of several global batches to the same loss, for a gradient noise scale in images that "
+        "train.py --gradient-noise measured", metavar="IMAGES", check=above(0),
+    )  # fmt: skip
     inference: bool = opt(False, "predict a validation on one IPU instead of a training")
     processes: int | None = opt(
         None, "number of host processes that send images. Default: one for every two IPUs of the system",
@@ -90,6 +94,7 @@ class PlanRequest:
     chakra: str | None
     search: bool
     schedules: bool
+    noise_scale: float | None
     inference: bool
     processes: int | None
     calls: tuple[PlanCall, ...]
@@ -130,7 +135,8 @@ def parse(call: Call) -> PlanRequest:
     return PlanRequest(
         systems=system_file.chosen(known.system), calibrate=known.calibrate,
         rates=known.rates, json=known.json, html=known.html, chakra=known.chakra, search=known.search,
-        schedules=known.schedules, inference=known.inference, processes=known.processes, calls=tuple(calls),
+        schedules=known.schedules, noise_scale=known.noise_scale, inference=known.inference, processes=known.processes,
+        calls=tuple(calls),
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from cnn_harness.emulator.cost_model.prediction import Prediction
 from cnn_harness.emulator.cost_model.search import keeps_micro_batch
 from cnn_harness.emulator.cost_model.systems import IPU
 from cnn_harness.emulator.plan.schedules import FORWARD, kinds, scheduled_idle_fraction
+from cnn_harness.harness.reports import noise_scale
 from cnn_harness.harness.reports.predicted_rate import MIB, duration, sdk_of
 from cnn_harness.tools.planning.costs import energy
 from cnn_harness.tools.planning.planned_config import Planned, efficiencies
@@ -145,6 +146,29 @@ def schedules(planned: Planned) -> str:
             f"{100 * timing.idle_share:7.1f} % {timing.images_per_second:9,.0f} {other.fullest.total / MIB:6,.0f} MiB "
             f"{_verdict(other):4s}  {' '.join(map(str, other.workload.max_in_flight))}"
         )
+    return "\n".join(lines)
+
+
+def batches(planned: Planned, scale: float) -> str:
+    """Return a table with a line for each global batch: the predicted hours until the loss of the plan's own batch, if the
+    gradient noise scale is `scale` images. Raise OptionError for an inference."""
+    prediction = planned.prediction
+    if not prediction.workload.training:
+        raise OptionError("--noise-scale compares trainings; leave out --inference or --noise-scale")
+    batch = prediction.workload.plan.global_batch
+    lines = [
+        f"{planned.name} on {prediction.system.name}, to the loss of batch {batch} at a gradient noise scale of {scale:,g} "
+        "images and a tuned learning rate:",
+        "  global batch accum. updates  epochs   img/sec           time",
+    ]
+    for factor in noise_scale.FACTORS:
+        if other := variants.with_batch(prediction, factor):
+            plan, timing = other.workload.plan, other.timing
+            updates, epochs = noise_scale.relative(batch, plan.global_batch, scale)
+            lines.append(
+                f"  {plan.global_batch:12d} {plan.accumulation:6d} {updates:5.2f} x {epochs:5.2f} x "
+                f"{timing.images_per_second:9,.0f} {duration(epochs * timing.hours):>14s}"
+            )
     return "\n".join(lines)
 
 
