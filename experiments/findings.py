@@ -1,12 +1,9 @@
-"""Repeat the experiments of the paper "Making EfficientNet More Efficient" and of the article "Scaling EfficientNet to large
-IPU-Pod systems" with small networks.
+"""Repeat the experiments of the paper "Making EfficientNet More Efficient" with small networks.
 
 The paper makes three changes: group convolutions instead of depthwise ones, layer norm and proxy norm instead of group norm,
-and training with half as many pixels before fine-tuning with all of them. The article compares RMSProp and LARS at
-a large global batch.
+and training with half as many pixels before fine-tuning with all of them.
 
-python -m experiments.findings                     the paper, three seeds: 37 minutes on two slow cores
-python -m experiments.findings batch               the article, batches of 32 and 256: ten minutes on two slow cores
+python -m experiments.findings                     three seeds: 37 minutes on two slow cores
 python -m experiments.findings --seeds 5 --output logs/five
 
 The networks are the small configurations of configs.yml (..._mini) with fewer blocks, trained for three epochs in FP32. Each
@@ -26,7 +23,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 
 from cnn_harness.base.process import command_line
 from cnn_harness.harness.run import cli
@@ -43,17 +40,6 @@ TUNING = (
     "--variable-filter", "Top",
 )  # fmt: skip
 HALVED, TUNED = "half, not fine-tuned", "half, fine-tuned"
-PASS = 32  # images in a micro-batch
-BATCHES = {32: "-6", 256: "-7.5"}  # LARS: the learning rate is 2^exponent * batch, so it grows with the root of the batch
-RMSPROP = (
-    "--optimiser", "RMSprop", "--lr-schedule", "exponential", "--base-learning-rate-exponent", "-13",
-    "--rmsprop-base-decay-exp", "-11", "--weight-decay", "1e-5",
-)  # fmt: skip
-OPTIMISERS = ("RMSProp", "LARS")
-SMALL = (
-    "--config", "efficientnet_b4_g16_mini", *SHORTER, "--depth-coefficient", "0.3", "--image-size", "16",
-    "--ckpts-per-epoch", "1", "--replicas", "1", "--micro-batch-size", str(PASS),
-)  # fmt: skip
 RECIPES = {"G1, GN": "B0-G1-GN-Native_mini", "G16, GN": NATIVE, "G16, LN+PN": "B0-G16-LN_PN-Native_mini"}
 
 
@@ -62,22 +48,22 @@ def train(label: str, config: str, seed: int, folder: Path, more: Sequence[str],
     before and after fine-tuning."""
     base = folder / f"{config}-{seed}"
     words = [*SHORTER, "--seed", seed, *more]
-    _train(core, base, ["--config", config, *words])
+    train_averaged(core, base, ["--config", config, *words])
     minutes = _minutes(base)
     if config != HALF:
-        yield Result(label, seed, _accuracy(base), minutes)
+        yield Result(label, seed, averaged_accuracy(base), minutes)
         return
     averaged = base / "ckpt" / AVERAGE
     before, after = (base.with_name(f"{base.name}-{name}") for name in ("as-it-is", "fine-tuned"))
     if not _finished(before):
         study.clear(before)
         study.call(core, "validation.py", "--config", NATIVE, *SHORTER, "--restore-path", averaged, "--logs-path", before)
-    yield Result(HALVED, seed, _accuracy(before), minutes)
-    _train(core, after, ["--config", NATIVE, *SHORTER, *TUNING, "--init-path", averaged, "--seed", seed, *more])
-    yield Result(TUNED, seed, _accuracy(after), minutes + _minutes(after))
+    yield Result(HALVED, seed, averaged_accuracy(before), minutes)
+    train_averaged(core, after, ["--config", NATIVE, *SHORTER, *TUNING, "--init-path", averaged, "--seed", seed, *more])
+    yield Result(TUNED, seed, averaged_accuracy(after), minutes + _minutes(after))
 
 
-def _train(core: int, folder: Path, words: Sequence[object]) -> None:
+def train_averaged(core: int, folder: Path, words: Sequence[object]) -> None:
     if not _finished(folder):
         study.train(core, folder, words)
 
@@ -86,7 +72,7 @@ def _finished(folder: Path) -> bool:
     return any(row["name"] == AVERAGE for row in study.rows_of(folder / "validation.csv"))
 
 
-def _accuracy(folder: Path) -> float:
+def averaged_accuracy(folder: Path) -> float:
     for row in study.rows_of(folder / "validation.csv"):
         if row["name"] == AVERAGE:
             return float(row["val_acc"])
@@ -94,10 +80,9 @@ def _accuracy(folder: Path) -> float:
 
 
 def _minutes(folder: Path) -> float:
-    """Return the training time in minutes, from the median speed."""
-    rows = study.rows_of(folder / "training.csv")
-    speed = median(float(row["img_per_sec"]) for row in rows)
-    return float(rows[-1]["epoch"]) * _traced(NATIVE)[2] / speed / 60
+    """Return the training time in minutes, from the median rate."""
+    epochs = float(study.rows_of(folder / "training.csv")[-1]["epoch"])
+    return epochs * _traced(NATIVE)[2] / study.rate(folder) / 60
 
 
 def _traced(config: str) -> tuple[float, int, int]:
@@ -146,65 +131,11 @@ def svg(results: Sequence[Result]) -> str:
     return study.dot_chart("Top-1 accuracy of the averaged weights (%)", rows)
 
 
-def train_batch(optimiser: str, batch: int, seed: int, folder: Path, more: Sequence[str], core: int) -> Iterator[Result]:
-    """Train with this global batch, or resume the training, and yield the result."""
-    place = folder / f"{optimiser}-{batch}-{seed}"
-    _train(core, place, [*_batch_words(optimiser, batch), "--seed", seed, *more])
-    yield Result(_batch(optimiser, batch), seed, _accuracy(place))
-
-
-def _batch_words(optimiser: str, batch: int) -> tuple[object, ...]:
-    rule = RMSPROP if optimiser == "RMSProp" else ("--base-learning-rate-exponent", BATCHES[batch])
-    return (*SMALL, *rule, "--gradient-accumulation-count", batch // PASS)
-
-
-def _batch(optimiser: str, batch: int) -> str:
-    return f"{optimiser}, global batch {batch}"
-
-
-def batch_table(results: Sequence[Result]) -> str:
-    """Return a table with a row for each optimiser and batch, and the difference from the same optimiser at the smallest
-    batch."""
-    accuracies = study.by_seed(results)
-    lines = ["| optimiser, batch | top-1 of the averaged weights | difference from batch 32 |", "| --- | --- | --- |"]
-    for optimiser in OPTIMISERS:
-        first = accuracies[_batch(optimiser, PASS)]
-        for batch in BATCHES:
-            values = accuracies[_batch(optimiser, batch)]
-            compared = study.summary([a - b for a, b in zip(values, first)], " points") if batch > PASS else ""
-            lines.append(f"| {optimiser}, {batch} | {study.summary(values)} | {compared} |")
-    return "\n".join(lines)
-
-
-def batch_svg(results: Sequence[Result]) -> str:
-    """Draw the accuracies, with a row for each optimiser and batch."""
-    accuracies, colours = study.by_seed(results), dict(zip(OPTIMISERS, COLOURS[1:]))
-    rows = [
-        Dots(f"{name}: {study.average(values)}", colours[optimiser], values)
-        for optimiser in OPTIMISERS
-        for name, values in ((_batch(optimiser, batch), accuracies[_batch(optimiser, batch)]) for batch in BATCHES)
-    ]
-    return study.dot_chart("Top-1 accuracy by optimiser and global batch (%)", rows)
-
-
 def main(argv: list[str]) -> int:
     """Train all networks and compare their accuracies."""
     parser = command_line.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "what",
-        nargs="?",
-        choices=("networks", "batch"),
-        default="networks",
-        help="networks: the paper; batch: the article (default: networks)",
-    )
     given, words = study.parse(parser, argv, "network")
     seeds = range(1, given.seeds + 1)
-    if given.what == "batch":
-        folder = Path(given.output or "logs/batch").resolve()
-        each = [(batch, seed, optimiser) for seed in seeds for batch in BATCHES for optimiser in OPTIMISERS]
-        study.plan(given, ((*_batch_words(optimiser, batch), *words) for batch, _, optimiser in each))
-        jobs = [partial(train_batch, optimiser, batch, seed, folder, words) for batch, seed, optimiser in each]
-        return study.run("batch", folder, words, jobs, batch_table, batch_svg)
     folder = Path(given.output or "logs/findings").resolve()
     recipes = {**RECIPES, TUNED: HALF}  # start the longest first, so that no core waits long for the last one
     tuned = [("--config", NATIVE, *SHORTER, *TUNING, *words)] * given.seeds

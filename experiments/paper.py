@@ -5,8 +5,7 @@ rates were published. The constants of the planner are fitted to eighteen publis
 Predictions of this fit differ from the nine rates by at most 3.9 %. If they are predicted by a fit to trainings on other
 systems, the difference is at most 12.3 %.
 
-python -m experiments.paper                        print the table
-python -m experiments.paper --svg docs/paper.svg   also draw accuracy against predicted rate
+python -m experiments.paper
 """
 
 from __future__ import annotations
@@ -29,12 +28,13 @@ from cnn_harness.emulator.cost_model.systems import SYSTEMS
 from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.options.configs import ConfigFile
 from cnn_harness.harness.options.sources import DEFAULT_CONFIG_PATH
-from cnn_harness.harness.reports import chart, output
+from cnn_harness.harness.reports import chart
 from cnn_harness.harness.reports.chart import BLUE, GREEN, GREY, ORANGE, SAND, Curves, Line
 from cnn_harness.harness.reports.predicted_rate import MIB
 from cnn_harness.tools import fit_planner
 from cnn_harness.tools.planning.plan_options import run_of
 
+TITLE = "Published top-1 accuracy (%) by predicted rate on POD16"
 BOTTOM = 78.0  # lowest accuracy in the chart, in %
 NAME = re.compile(r"(B\d)-(\w+)-(\w+)-(\w+)_16IPU_\dx\d")
 # Top-1 accuracies in %, read off the paper's figures. The figures do not show the other configurations clearly enough.
@@ -69,7 +69,7 @@ def table(predicted: Mapping[str, Prediction]) -> str:
     return "\n".join(lines)
 
 
-def svg(predicted: Mapping[str, Prediction]) -> str:
+def panel(predicted: Mapping[str, Prediction]) -> Curves:
     """Draw published accuracy against predicted rate. Configurations without a published accuracy are at the bottom."""
     places = {_short(name): math.log2(each.timing.images_per_second / 1000) for name, each in predicted.items()}
     low, high = chart.span(list(places.values()))
@@ -83,8 +83,7 @@ def svg(predicted: Mapping[str, Prediction]) -> str:
     ]  # fmt: skip
     others = [(place, BOTTOM) for name, place in places.items() if name not in ACCURACY]
     lines.append(Line(f"{len(others)} others, accuracy unknown", others, GREY, 0, dots=1, last=False))
-    panel = Curves("", lines, (math.floor(low), math.ceil(high)), BOTTOM, "thousand images/s", lambda k: f"{2**k:g}")
-    return chart.figure([panel], "Published top-1 accuracy (%) by predicted rate on POD16")
+    return Curves(TITLE, lines, (math.floor(low), math.ceil(high)), BOTTOM, "thousand images/s", lambda k: f"{2**k:g}")
 
 
 def _short(name: str) -> str:
@@ -92,16 +91,9 @@ def _short(name: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table. Write the chart if requested."""
-    parser = command_line.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--svg", metavar="FILE", help="draw accuracy against predicted rate")
-    arguments = parser.parse_args(argv)
-    if arguments.svg:
-        output.check(arguments.svg, output.SVG)
-    predicted = predictions()
-    print(table(predicted))
-    if arguments.svg:
-        output.write_atomically(arguments.svg, svg(predicted), output.SVG)
+    """Print the table."""
+    command_line.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args(argv)
+    print(table(predictions()))
     return 0
 
 

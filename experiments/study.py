@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 
 from cnn_harness.base.errors import OptionError
 from cnn_harness.base.fields import check_fields
@@ -42,12 +42,14 @@ class Failed(Exception):
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a training. `accuracy` is the top-1 accuracy in %, `minutes` the training time on one core."""
+    """The result of a training. `accuracy` is the top-1 accuracy in %, `minutes` the training time and `rate` the images per
+    second on one core."""
 
     label: str
     seed: int
     accuracy: float
     minutes: float = math.nan
+    rate: float = math.nan
 
     def __str__(self) -> str:
         minutes = f", {self.minutes:.1f} minutes" if math.isfinite(self.minutes) else ""
@@ -141,6 +143,11 @@ def accuracy(core: int, folder: Path, words: Sequence[object], always: Sequence[
     if not (folder / "report.html").exists():
         train(core, folder, words, always)
     return [float(row["val_acc"]) for row in rows_of(folder / "validation.csv") if row["name"].startswith("ckpt-")][-1]
+
+
+def rate(folder: Path) -> float:
+    """Return the median rate of a training in images per second."""
+    return median(float(row["img_per_sec"]) for row in rows_of(folder / "training.csv"))
 
 
 def call(core: int, script: str, *words: object) -> None:

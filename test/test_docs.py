@@ -33,14 +33,13 @@ TOOLS = {
     "reading-a-run.md": ("weight_avg.py", "cnn_harness/tools/report.py", "cnn_harness/tools/runs.py"),
     "export.md": ("cnn_harness/tools/exporting/export_options.py",),
     "comparison.md": ("cnn_harness/tools/exporting/export_options.py",),
-    "number-formats.md": ("experiments/formats.py", "experiments/study.py"),
+    "number-formats.md": ("experiments/compare.py", "experiments/study.py"),
     "distributed.md": ("experiments/simulate_groups.py",),
     "sweeps.md": ("cnn_harness/tools/sweep.py", "cnn_harness/tools/planning/costs.py"),
     "paper.md": (
         "experiments/findings.py",
         "experiments/large_batch.py",
         "experiments/study.py",
-        "experiments/paper.py",
         "cnn_harness/tools/planning/plan_options.py",
     ),
     "planner.md": (

@@ -57,10 +57,10 @@ LISTED = {
     "cnn plan --system office.yml": "needs the files of the page, as in test_plan.py",
     ".venv/bin/cnn finetune sets/digits": "takes minutes; the others run cnn finetune photos",
     "python -m experiments.findings": "takes more than ten minutes",
-    "python -m experiments.formats": "takes more than ten minutes",
+    "python -m experiments.compare": "takes more than ten minutes",
+    "python -m experiments.sizes": "takes ten minutes",
     "python -m experiments.faults": "takes more than ten minutes",
     "python -m experiments.large_batch": "takes an hour",
-    ".venv/bin/python -m experiments.findings": "takes ten minutes",
     "cnn COMMAND --help": "is the form of all commands; test_commands.py runs them",
 }
 # These take more than a minute, or need a confirmation: options that are appended.
