@@ -3,6 +3,7 @@
 python -m experiments.compare formats                    number formats: the quickstart, three seeds
 python -m experiments.compare efficientnet-formats       the same for a small EfficientNet-B0
 python -m experiments.compare local-batch                local batches of 1 to 6 at one global batch, two norms
+python -m experiments.compare useful-batch               larger batches, or fewer epochs at a batch of 64
 python -m experiments.compare formats --only 16.16 MXFP4 --seeds 5 --output logs/five
 
 Each run has its own core. To resume a study that was stopped, repeat the call. Options after -- apply to every training.
@@ -85,6 +86,15 @@ STUDIES = {
             for batch in LOCAL_BATCHES
         },
         tuple(f"{norm} norm, {LOCAL_BATCHES[0]}" for norm in ("group", "batch")),
+        below=100,
+    ),
+    # The rate, warm-up and decay that experiments.large_batch chooses for momentum at batches of 256 and 512.
+    "useful-batch": Study(
+        "of a ResNet-8 by global batch and epochs",
+        "--config quickstart --model-size 8 --image-size 16 --abs-learning-rate 0.134 --warmup-epochs 0.25",
+        {f"64, {epochs} epochs": f"--epochs {epochs}" for epochs in (8, 4, 3, 2, 1)}
+        | {f"{64 * n}, 8 epochs": f"--gradient-accumulation-count {n} --gradient-noise" for n in (2, 4, 8)},
+        ("64, 8 epochs",),
         below=100,
     ),
 }
