@@ -219,7 +219,7 @@ class CommonOptions(TypedDict, total=False):
     init_path: Text | None
     """start from these weights: a checkpoint, a run directory, an .npz or .safetensors file, or efficientnet-lite0 (included)"""
     inject: Text | None
-    """flip BIT (default: 30, the highest exponent bit) of one number in LAYER during UPDATE, to test checks; KIND is weight, gradient or message"""
+    """flip BIT (default: 30, the highest exponent bit) of one number in LAYER during UPDATE, to test checks; KIND is weight, gradient, activation or message"""
     internal_exchange_optimisation_target: Literal['balanced', 'cycles', 'memory'] | None
     """choose what the compiler optimises: memory, cycles, or a balance of memory and cycles"""
     iterations: int | None

@@ -31,7 +31,7 @@ from cnn_harness.emulator.layers.rounding import (
 from cnn_harness.emulator.layers.watch import GradientWatch, check_finite
 from cnn_harness.emulator.lowering.convolutions import KERNELS, Narrow, padded, subsample
 from cnn_harness.emulator.native import library
-from cnn_harness.emulator.network.network import LINEAR, Network, Node
+from cnn_harness.emulator.network.network import LINEAR, PRODUCTS, Network, Node
 from cnn_harness.emulator.passes.formats import is_one_operation
 from cnn_harness.emulator.passes.target import Target
 from cnn_harness.emulator.plan.checkpoint_tensors import AMAX_HISTORY
@@ -65,6 +65,7 @@ class Lowering:
     operands: Callable[[str], OperandRoundings] = lambda kernel: OperandRoundings(None, None)  # of the layer with a kernel.
     stochastic: bool = False  # roundings are stochastic.
     product_dtype: tf.DType | None = None  # the dtype of convolutions and matrix products, if it is not that of the weights.
+    product: Callable[[str, tf.Tensor], tf.Tensor] = lambda kernel, y: y  # changes the result of the layer with a kernel.
     statistics: dict[str, tf.Tensor] = field(default_factory=dict)  # gets each moving statistic on this micro-batch.
     observed: dict[str, list[tf.Tensor]] = field(default_factory=dict)  # gets inputs and gradients of observed kernels.
     _drawn: dict[tuple[str, int, int], tf.Tensor] = field(default_factory=dict)
@@ -74,6 +75,8 @@ class Lowering:
         values, table = dict(zip(network.inputs, inputs)), operations or OPERATIONS
         for node in network.nodes:
             results = table[node.op](self, node, *(self._read(node, k, values[v]) for k, v in enumerate(node.inputs)))
+            if node.op in PRODUCTS:
+                results = self.product(node.variable("kernel"), results)
             values |= zip(node.outputs, results if isinstance(results, tuple) else (results,))
         return values[network.output]
 

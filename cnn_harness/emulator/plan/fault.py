@@ -10,17 +10,20 @@ from cnn_harness.base.fields import whole_number
 from cnn_harness.emulator.plan.precision import is_kernel
 from cnn_harness.Models._layers import Variable
 
-WEIGHT, GRADIENT, MESSAGE = KINDS = ("weight", "gradient", "message")
+WEIGHT, GRADIENT, ACTIVATION, MESSAGE = KINDS = ("weight", "gradient", "activation", "message")
 HIGHEST_EXPONENT_BIT = 30  # of an FP32 number; bit 31 is the sign, and bits 0 to 22 are the mantissa.
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A flip of one bit in the middle element of a kernel in update `update`, which counts from 1, in instance 0.
+    """A flip of one bit in the middle element of a tensor in update `update`, which counts from 1, in instance 0.
 
-    * WEIGHT: in the weight that the update stores
-    * GRADIENT: in the gradient of the update's first pass
-    * MESSAGE: in the gradient that the instance sends to the others
+    `variable` is the kernel of a layer. The tensor is
+
+    * WEIGHT: the kernel that the update stores
+    * GRADIENT: the kernel's gradient in the update's first pass
+    * ACTIVATION: the product of the layer, before bias and norm, in the first pass; with recomputation, only the first time
+    * MESSAGE: the kernel's gradient that the instance sends to the others
     """
 
     kind: str
@@ -45,5 +48,5 @@ def parse(text: str, variables: Sequence[Variable]) -> Fault:
         ) from None
     found = [name for name, path in kernels.items() if path.startswith(f"{layer.removeprefix('all/')}/")]
     if len(found) != 1:
-        raise OptionError(f"--inject {text}: {layer} must name one layer with a kernel; --summary prints the layers")
+        raise OptionError(f"--inject {text}: {layer} must name one trained layer with a kernel; --summary prints the layers")
     return Fault(kind, found[0], update, bit)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 
 from cnn_harness.emulator.layers.watch import GradientWatch
 from cnn_harness.emulator.lowering.policy import PrecisionPolicy
-from cnn_harness.emulator.plan.fault import GRADIENT
+from cnn_harness.emulator.plan.fault import ACTIVATION, GRADIENT
 from cnn_harness.emulator.program.cells import Cells, StageOrder, Tokens
 from cnn_harness.emulator.program.fault_injection import injected
 from cnn_harness.emulator.program.forward_backward import (
@@ -77,10 +78,10 @@ class AccumulationLoop:
                 next_pass = pass_index + 1
             cells = Cells(self.order, pass_index, tokens)
             watch = GradientWatch(training.watched_layers, with_largest=bool(self.loss_scale.rule))
-            results = run_pass(network, weights, features, cells, watch)
+            flip = partial(injected, training.fault, step=step, pass_index=pass_index)
+            results = run_pass(network, weights, features, cells, watch, partial(flip, ACTIVATION))
             results = {n: self.policy.check_finite(x, self._error_label(n)) for n, x in results.items()}
-            if training.fault:
-                results = {n: injected(training.fault, GRADIENT, n, x, step, pass_index) for n, x in results.items()}
+            results = {n: flip(GRADIENT, n, x) for n, x in results.items()}
             if training.gradient_noise:
                 results[SQUARED_NORM] = squared_norm(training, results, self.loss_scale.factor)
             waited = tf.cast(tf.maximum(features[ARRIVED] - could_start, 0), training.dtype)

@@ -25,6 +25,7 @@ from cnn_harness.emulator.plan.schedules import BACKWARD, FORWARD, WEIGHTS
 from cnn_harness.emulator.program.cells import Cells
 
 Features = Mapping[str, tf.Tensor]
+Change = Callable[[str, tf.Tensor], tf.Tensor]  # arguments: the kernel of a layer and its product
 LOSS, ACCURACY, LOST_GRADIENTS, LARGEST_GRADIENT = "loss", "accuracy", "lost gradients", "largest gradient"
 AMAX = "operand amax"
 
@@ -85,17 +86,18 @@ class _Pass:
     weights: Mapping[str, tf.Tensor]
     positions: tf.Tensor
     watch: GradientWatch
+    product: Change
     inputs: dict[tuple[int, int], tf.Tensor] = field(default_factory=dict)
     outputs: dict[tuple[int, int], tf.Tensor] = field(default_factory=dict)
     statistics: dict[str, tf.Tensor] = field(default_factory=dict)
     of_weights: dict[int, set[tf.Operation]] = field(default_factory=dict)
 
-    def run(self, block: Block, x: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    def run(self, block: Block, x: tf.Tensor, **context: Any) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """Return the output of a block and its batch statistics."""
         network = self.network
         lowering = network.policy.lowering(
             self.weights, block.target, positions=self.positions, norm_parts=network.plan.fold, watch=self.watch,
-            sync_mean=network.sync_mean,
+            sync_mean=network.sync_mean, **context,
         )  # fmt: skip
         return lowering.run(block.network, x), lowering.statistics
 
@@ -104,7 +106,7 @@ class _Pass:
         stage_statistics: list[tf.Tensor] = []
         for b, block in enumerate(self.network.stages[stage]):
             self.inputs[stage, b] = x
-            x, statistics = self.run(block, x)
+            x, statistics = self.run(block, x, product=self.product)
             self.outputs[stage, b] = x
             self.statistics |= statistics
             stage_statistics += statistics.values()
@@ -139,12 +141,19 @@ class _Pass:
 
 
 def run_pass(
-    network: PassNetwork, weights: Mapping[str, tf.Tensor], features: Features, cells: Cells, watch: GradientWatch
+    network: PassNetwork,
+    weights: Mapping[str, tf.Tensor],
+    features: Features,
+    cells: Cells,
+    watch: GradientWatch,
+    product: Change = lambda kernel, y: y,
 ) -> dict[str, tf.Tensor]:
     """Return the results of one pass by name: loss, accuracy, gradients and batch statistics. With narrow formats, results
-    also have the fractions of lost gradients, the largest gradient, and the largest values (amax) of scaled operands."""
+    also have the fractions of lost gradients, the largest gradient, and the largest values (amax) of scaled operands.
+
+    `product` may change the products of layers. Recomputation does not call it."""
     plan = network.plan
-    current_pass = _Pass(network, weights, plan.random_position(features["position"]), watch)
+    current_pass = _Pass(network, weights, plan.random_position(features["position"]), watch, product)
     x, variable_gradients = features["image"], {}
     for stage in range(len(network.stages)):
         with tf.device(plan.stage_devices[stage]):

@@ -377,7 +377,7 @@ class TrainingOptions(OptimiserOptions, _BatchAndRate):
     inject: str | None = opt(
         None,
         "flip BIT (default: 30, the highest exponent bit) of one number in LAYER during UPDATE, to test checks; KIND is "
-        "weight, gradient or message",
+        "weight, gradient, activation or message",
         metavar="KIND:LAYER:UPDATE[:BIT]",
     )
     loss_scaling: float = opt(128.0, "multiply the loss by this factor before the backward pass", check=above(0))
