@@ -146,6 +146,8 @@ class CommonOptions(TypedDict, total=False):
     """set the expansion ratio of the blocks after the first stage"""
     explain: bool | None
     """print the value of every option and where the value comes from, then stop"""
+    fingerprints: bool | None
+    """record a hash and the norm of every gradient and weight, in every update and process, in fingerprints.csv; cnn compare finds the first difference"""
     fit_classifier: bool | None
     """before the first update, fit the last layer by logistic regression; cross-validation chooses the penalty"""
     fix_stem_head: bool | None

@@ -1,4 +1,4 @@
-"""Draw the training curves of several runs in one chart.
+"""Draw the training curves of several runs in one chart. Compare the fingerprints of runs with --fingerprints.
 
 cnn compare logs/one logs/other --labels "1 replica" "16 replicas" --output compared.svg
 """
@@ -6,11 +6,13 @@ cnn compare logs/one logs/other --labels "1 replica" "16 replicas" --output comp
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cnn_harness.base.errors import OptionError
-from cnn_harness.base.fields import opt
+from cnn_harness.base.fields import escaped, opt
+from cnn_harness.base.storage import fingerprints
 from cnn_harness.harness.commands import answers, run_list
 from cnn_harness.harness.options.call import Call
 from cnn_harness.harness.reports import chart, output, training_chart
@@ -39,6 +41,8 @@ def main(call: Call) -> int:
         raise OptionError(f"--labels: give one label for each run; there are {len(labels)} labels and {len(folders)} runs")
     if len(folders) > len(training_chart.PENS):
         raise OptionError(f"{len(folders)} runs are too many: give at most {len(training_chart.PENS)}")
+    for line in _fingerprints([folder for folder in folders if (folder / fingerprints.RECORD).exists()]):
+        print(escaped(f"fingerprints of {line}"))
     for folder in folders:
         if not (folder / "training.csv").exists():
             began = (folder / "arguments.json").exists()
@@ -49,6 +53,20 @@ def main(call: Call) -> int:
     output.write_atomically(given.output, drawing, output.SVG)
     print(given.output)
     return 0
+
+
+def _fingerprints(folders: Sequence[Path]) -> Iterator[str]:
+    """Yield a line for each run of several processes, and for each run but the first, which is compared with the first."""
+    for folder in folders:
+        processes, found = fingerprints.compare_processes(folder)
+        if found:
+            yield f"{folder}: processes first differ in {found}"
+        elif processes > 1:
+            yield f"{folder}: the weights of {processes} processes are equal"
+    for folder in folders[1:]:
+        count, found = fingerprints.compare_runs(folders[0], folder)
+        what = f"first differ in {found}" if found else f"equal in all {count} updates that both have"
+        yield f"{folders[0]} and {folder}: {what}"
 
 
 if __name__ == "__main__":

@@ -23,13 +23,14 @@ from cnn_harness.harness.commands import answers
 from cnn_harness.harness.programs import build, program_cache
 from cnn_harness.harness.run.cluster import Execution, seed_of
 from cnn_harness.harness.run.run import Run
-from cnn_harness.tools import export, finetune, plan, report, runs, sweep, systems
+from cnn_harness.tools import compare_runs, export, finetune, plan, report, runs, sweep, systems
 
 Row = Mapping[str, str]  # of a grid: a value for each axis
 SCRIPTS = {
     "train": train.main, "validation": validation.main, "restore": restore.main, "weight_avg": weight_avg.main,
     "finetune": finetune.main, "inference_embedded": inference_embedded.main, "plan": plan.main, "report": report.main,
     "runs": runs.main, "sweep": sweep.main, "export": export.main, "systems": systems.main,
+    "compare": compare_runs.main,
 }  # fmt: skip
 
 

@@ -10,7 +10,9 @@ from cnn_harness.base.storage.tables import TABLES
 ARGUMENTS = ("arguments.json", "arguments_restore.json")  # options of the start, and of the last resumption
 APPENDED = (locks.FILE, "log.txt")  # files other than tables to which a run appends
 REPLACED = (*ARGUMENTS, "checkpoint", "inference.json", "training.svg", "report.html")
-_BY_REQUEST = ("numerics.jsonl", "numerics.svg", "profile.json", "profile.svg", "execution.json", "stdout.txt")
+_BY_REQUEST = (
+    "fingerprints.csv", "numerics.jsonl", "numerics.svg", "profile.json", "profile.svg", "execution.json", "stdout.txt",
+)  # fmt: skip
 NAMES = frozenset((*APPENDED, *TABLES, *REPLACED, *_BY_REQUEST))
 _BEGINNINGS = (  # beginnings of names that contain a number, host or time, and of editors' backup files
     ".lock", "arguments", "checkpoint", "ckpt-", "evaluation.", "events.out.", "inference.", "log.txt", "result_",

@@ -19,6 +19,7 @@ from cnn_harness.emulator.plan.schedules import KINDS, Action
 from cnn_harness.emulator.plan.timings import CellTiming
 from cnn_harness.emulator.program.accumulation import RUN, STOP_AT_PASS, STOP_AT_UPDATE
 from cnn_harness.emulator.program.cells import StageOrder
+from cnn_harness.emulator.program.fingerprints import decoded
 from cnn_harness.emulator.program.gradient_noise import estimates
 from cnn_harness.emulator.program.optimised_graph import CacheEntry
 from cnn_harness.emulator.program.runtime import (
@@ -34,7 +35,7 @@ from cnn_harness.emulator.program.training_spec import TrainingSpec
 from cnn_harness.emulator.program.update import HostStep
 from cnn_harness.emulator.program.variables import STEP, ProgramVariables
 
-OutfeedRow = tuple[np.float32, np.float32, np.ndarray, np.ndarray, np.float32, np.ndarray]
+OutfeedRow = tuple[Any, ...]
 Report = Callable[[float, float], None]  # the arguments are loss and accuracy of a weight update.
 OUTFEED_DEPTH = 100_000
 
@@ -50,6 +51,8 @@ class Metrics:
     * `waited` [updates] has the seconds for which the device could start a pass, but waited for its batch. In a group, this
       is the mean of the instances.
     * `gradient_noise` float64 [updates, 2] has estimates of S and |G|^2 (`gradient_noise.estimates`), or is [0, 2].
+    * `fingerprints` has, for each update, the hashes and the norms of gradients and weights (`fingerprints.decoded`), or is
+      empty.
     * `stopping_instances` has the numbers of the instances that dropped the next update because they must end at once.
     """
 
@@ -59,6 +62,7 @@ class Metrics:
     instance_seconds: np.ndarray
     waited: np.ndarray
     gradient_noise: np.ndarray
+    fingerprints: Sequence[tuple[np.ndarray, np.ndarray]] = ()
     stopping_instances: tuple[int, ...] = ()
 
 
@@ -85,7 +89,7 @@ class TrainingProgram(Program):
             partial(_write, training), stream, training.plan.stage_devices, training.seed,
             place=group.device if group else None, group=group, cache_entry=cache_entry,
         )  # fmt: skip
-        self.watched = tuple(self._metadata["watched"])
+        self.watched, self.trained = (tuple(self._metadata[name]) for name in ("watched", "trained"))
         self._call_options = group.begin_call_sequence() if group else None
 
     def compile(self) -> None:
@@ -132,12 +136,13 @@ class TrainingProgram(Program):
         if done and self._cache_entry is not None:
             self._cache_entry.ran()
         rows = outfeed[:done]
-        loss, accuracy, lost, seconds, waited, norms = zip(*rows) if rows else ((),) * 6
+        loss, accuracy, lost, seconds, waited, norms, *fingerprints = zip(*rows) if rows else ((),) * 6
         return Metrics(
             np.asarray(loss, np.float32), np.asarray(accuracy, np.float32),
             np.asarray(lost, np.float32).reshape(len(rows), len(self.watched), 2),
             np.asarray(seconds, np.float32).reshape(len(rows), self._instances),
             np.asarray(waited, np.float32), estimates(norms, self._plan),
+            [decoded(table) for tables in fingerprints for table in tables],
             tuple(int(k) for k in np.flatnonzero(stop_requests == STOP_AT_PASS)),
         )  # fmt: skip
 
@@ -225,7 +230,11 @@ def _write(training: TrainingSpec, seed: Seed, next_features: NextFeatures) -> P
     watched = tuple(training.watched_layers.formats)
     instances = training.group.size if training.group else 0
     shapes = [[], [], [len(watched), 2], [instances], [], [2 * training.gradient_noise]]
-    outfeed = tf.FIFOQueue(OUTFEED_DEPTH, [tf.float32] * 6, shapes, name="outfeed")
+    dtypes = [tf.float32] * len(shapes)
+    trained = tuple(v.name for v in training.updated_variables if v.trainable)
+    if training.fingerprints:
+        shapes, dtypes = [*shapes, [max(1, instances), 2, len(trained), 2]], [*dtypes, tf.int64]
+    outfeed = tf.FIFOQueue(OUTFEED_DEPTH, dtypes, shapes, name="outfeed")
     stop = tf.get_variable("stop", initializer=RUN, trainable=False, use_resource=True)
     step = HostStep(training, training.policy(seed), next_features, variables, order, outfeed, stop).run(learning_rates)
     at_pass = stop.assign(STOP_AT_PASS, read_value=False)
@@ -241,4 +250,4 @@ def _write(training: TrainingSpec, seed: Seed, next_features: NextFeatures) -> P
         "drop": [at_pass, *release],
         "initialise": [tf.global_variables_initializer()],
     }
-    return ProgramGraph.of(names, {"watched": watched}, variables)
+    return ProgramGraph.of(names, {"watched": watched, "trained": trained}, variables)

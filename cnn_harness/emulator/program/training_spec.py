@@ -95,6 +95,7 @@ class TrainingSpec:
     * `clip_grad_norm` limits the norm of all gradients together, before weight decay; 0 means no limit.
     * `ema` is the decay of exponential moving averages of all variables that updates change; 0 means no averages.
     * `gradient_noise` means that the squared norms of gradients are measured.
+    * `fingerprints` means that gradients and weights are hashed.
     * `fault` is the bit flip that is injected in this process.
     * `recording` means that the times of cells can be recorded.
     * `group` has the processes that train together.
@@ -114,6 +115,7 @@ class TrainingSpec:
     clip_grad_norm: float = 0.0
     ema: float = 0.0
     gradient_noise: bool = False
+    fingerprints: bool = False
     fault: Fault | None = None
     recording: bool = False
     group: WorkerGroup | None = None

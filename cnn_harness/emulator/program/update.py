@@ -17,6 +17,7 @@ from cnn_harness.emulator.plan.fault import MESSAGE, WEIGHT
 from cnn_harness.emulator.program.accumulation import REDUCED_BY_MAX, RUN, STOP_AT_PASS, WAITED, AccumulationLoop
 from cnn_harness.emulator.program.cells import StageOrder
 from cnn_harness.emulator.program.fault_injection import injected
+from cnn_harness.emulator.program.fingerprints import fingerprints
 from cnn_harness.emulator.program.forward_backward import ACCURACY, AMAX, LARGEST_GRADIENT, LOSS, LOST_GRADIENTS
 from cnn_harness.emulator.program.gradient_noise import SQUARED_NORM, squared_norm
 from cnn_harness.emulator.program.loss_scale import LossScale
@@ -82,6 +83,7 @@ class HostStep:
             scale = replace(scale, factor=tf.cast(scale_state[0], self.training.dtype))
         loop = AccumulationLoop(self.training, self.policy, self.next_features, self.order, self.stop, scale)
         passes, results = loop.run(weights, step)
+        own_results = results
         complete, stop_requests = tf.equal(passes, self.training.plan.passes_per_update), tf.zeros([0], tf.int32)
         seconds = tf.zeros([0])
         if self.training.group:
@@ -101,6 +103,10 @@ class HostStep:
             if self.training.gradient_noise:
                 norms = [results[SQUARED_NORM], squared_norm(self.training, results, scale.factor)]
             metrics += [tf.cast(x, tf.float32) for x in (waited, tf.stack(norms) if norms else tf.zeros([0]))]
+            if self.training.fingerprints:
+                with tf.control_dependencies(updates):
+                    stored = {v.name: self.variables.stored(v.name) for v in self.training.updated_variables if v.trainable}
+                metrics.append(fingerprints(self.training, own_results, stored, scale.factor))
             with tf.control_dependencies([counted, self.outfeed.enqueue(metrics)]):
                 return tf.constant(True)
 

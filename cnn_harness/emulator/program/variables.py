@@ -121,14 +121,17 @@ class ProgramVariables:
             assignments.append(target.assign(tf.cast(new, target.dtype.base_dtype), read_value=False))
         return assignments
 
+    def stored(self, name: str) -> tf.Tensor:
+        """Return the value of a variable as updates store it: the FP32 copy, if there is one."""
+        return self.slots.get(name, {}).get(FP32_COPY, self.model[name]).read_value()
+
     def move_averages(self, decay: tf.Tensor) -> list[tf.Operation]:
         """Return operations that store decay * average + (1 - decay) * value for each averaged variable. For a proxy
         variable, compute the statistics from the averages of the other rows."""
         assignments = []
         for name, average in self.averages.items():
-            variable, now = self._variables[name], self.slots.get(name, {}).get(FP32_COPY, self.model[name])
-            before = average.read_value()
-            after = before + (1 - decay) * (tf.cast(now.read_value(), self._dtype) - before)
+            variable, before = self._variables[name], average.read_value()
+            after = before + (1 - decay) * (tf.cast(self.stored(name), self._dtype) - before)
             after = proxy_norm.refreshed(variable.proxy, after) if variable.proxy else after
             assignments.append(average.assign(after, read_value=False))
         return assignments

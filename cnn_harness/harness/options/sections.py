@@ -380,6 +380,12 @@ class TrainingOptions(OptimiserOptions, _BatchAndRate):
         "weight, gradient, activation or message",
         metavar="KIND:LAYER:UPDATE[:BIT]",
     )
+    fingerprints: bool = opt(
+        False,
+        "record a hash and the norm of every gradient and weight, in every update and process, in fingerprints.csv; "
+        "cnn compare finds the first difference",
+        needs=option("logs"),
+    )
     loss_scaling: float = opt(128.0, "multiply the loss by this factor before the backward pass", check=above(0))
     automatic_loss_scaling: str | None = opt(
         None, "adapt the loss scale, starting at --loss-scaling: back-off halves it on overflow and doubles it later; "

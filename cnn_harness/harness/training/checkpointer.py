@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from cnn_harness.base.storage import fingerprints
 from cnn_harness.harness.checkpoints import find, read, run_record, write
 from cnn_harness.harness.checkpoints.checkpoint import Checkpoint
 from cnn_harness.harness.checkpoints.read import Tensors
@@ -177,5 +178,6 @@ class Checkpointer:
         """Flush the CSV files to the disk, so that their rows are never older than the checkpoint."""
         try:
             self._context.log.sync()
+            fingerprints.sync(self._context.folder)
         except OSError as error:
             raise SaveError(f"cannot write the CSV files in {self._context.folder}: {error.strerror}") from None

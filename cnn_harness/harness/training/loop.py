@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from cnn_harness.base.process import tf_runtime
 from cnn_harness.base.process.signals import StopRequest
+from cnn_harness.base.storage import fingerprints
 from cnn_harness.harness.checkpoints import write
 from cnn_harness.harness.checkpoints.checkpoint import UNSAVED, Checkpoint
 from cnn_harness.harness.reports import input_share
@@ -62,6 +63,8 @@ class TrainingLoop:
         self._advised = False  # Whether the log has advice about a slow input.
         self._checkpointer = Checkpointer(context, program, initial.meter, self._divergence, lambda: validator.best)
         self._observer = Observer(context, program, initial.updates)
+        if context.team.is_first:
+            fingerprints.truncate_after(context.folder, initial.updates)
         length = context.run.length
         # Events run in this order. If a signal arrives, the run ends after the first group and before the second one.
         self._events_before_stop = (
@@ -177,6 +180,8 @@ class TrainingLoop:
         done = first + len(metrics.loss)
         self._meter.add(metrics.loss, metrics.accuracy, seconds, float(metrics.waited.sum()))
         self._meter.add_noise(metrics.gradient_noise)
+        if metrics.fingerprints and self._context.team.is_first:
+            fingerprints.append(self._context.folder, first, self._program.trained, metrics.fingerprints)
         self._updates = list(zip(range(first + 1, done + 1), metrics.loss, metrics.accuracy))
         self._stragglers.add(metrics.instance_seconds)
         self._divergence.check_updates(first, metrics.loss, metrics.lost, self._program.loss_scale())

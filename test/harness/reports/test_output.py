@@ -8,7 +8,7 @@ import pytest
 from commands import SCRIPTS, run, succeed
 
 from cnn_harness.base.errors import OptionError
-from cnn_harness.base.storage import run_files, tables
+from cnn_harness.base.storage import fingerprints, run_files, tables
 from cnn_harness.harness.evaluation import inference_record
 from cnn_harness.harness.reports import numerics_record, output, profile, run_page
 from cnn_harness.harness.training import numerics
@@ -34,7 +34,7 @@ def test_own_files_of_run_are_kept(through, a_run, tmp_path):
 
 
 def test_every_file_of_run_is_recognised(a_run):
-    named = (run_page.FILE, inference_record.FILE, numerics_record.RECORD, numerics.CHART, profile.EXECUTION,
+    named = (run_page.FILE, inference_record.FILE, fingerprints.RECORD, numerics_record.RECORD, numerics.CHART, profile.EXECUTION,
              profile.PRINTED, *profile.OWN_NAMES)  # fmt: skip
     assert {*named} <= run_files.NAMES
     for name in run_files.NAMES:
