@@ -17,28 +17,31 @@ import argparse
 import itertools
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import mean
 
 from cnn_harness.base.process import command_line
+from cnn_harness.base.storage import fingerprints
+from cnn_harness.base.storage.fingerprints import GRADIENT, WEIGHT
 from experiments import study
 from experiments.study import COLOURS, Dots, Result
 
 UPDATE, UPDATES = 78, 156
 NONE = "none"
+KINDS = (WEIGHT, GRADIENT, "activation")
 LAYERS = ("b1/0/1", "fc1")
 BITS = (31, 30, 29, 25, 22)  # the sign, three bits of the exponent, and the highest bit of the mantissa
 FAULTS = (
     NONE,
-    *(f"{kind}:{layer}:{UPDATE}:{bit}" for kind, layer, bit in itertools.product(("weight", "gradient"), LAYERS, BITS)),
+    *(f"{kind}:{layer}:{UPDATE}:{bit}" for kind, layer, bit in itertools.product(KINDS, LAYERS, BITS)),
 )
 WORDS = (
     "--config", "quickstart", "--micro-batch-size", "16", "--gradient-accumulation-count", "4", "--fold", "1",
-    "--iterations", UPDATES, "--batches-per-step", "1", "--log-freq", "1", "--gradient-noise", "--keep-going", "--brief",
+    "--iterations", UPDATES, "--batches-per-step", "1", "--log-freq", "1", "--fingerprints", "--keep-going", "--brief",
 )  # fmt: skip
-CHECKS = {"loss": ("loss_batch", 1.5), "gradient noise": ("noise_scale", 2.0)}  # a column, and the jump that is an alarm
+CHECKS = {"loss": 1.5, "norm of gradients": 2.0, "norm of weights": 1.1}  # the jump that is an alarm
 _BEFORE = 20  # The number of updates before an update, with whose largest value it is compared.
 
 
@@ -48,11 +51,21 @@ def train(fault: str, seed: int, folder: Path, words: Sequence[str], core: int) 
     yield Result(fault, seed, study.accuracy(core, folder, [*WORDS, *inject, *words, "--seed", seed]))
 
 
-def alarms(folder: Path, check: str) -> list[int]:
-    """Return the updates in which a check of a run would raise an alarm: the value is not finite, or above the largest value
-    of the updates before it, times a factor."""
-    column, factor = CHECKS[check]
-    values = {int(row["iteration"]): float(row[column]) for row in study.rows_of(folder / "training.csv")}
+def checked(folder: Path) -> dict[str, dict[int, float]]:
+    """Return, for each check, its value in each update of a run. A norm is that of all tensors together."""
+    values = {check: {} for check in CHECKS}
+    for row in study.rows_of(folder / "training.csv"):
+        values["loss"][int(row["iteration"])] = float(row["loss_batch"])
+    for update, norms in fingerprints.updates(folder, "norm"):
+        for kind in (GRADIENT, WEIGHT):
+            of_kind = (float(norm) for place, norm in norms.items() if place.kind == kind)
+            values[f"norm of {kind}s"][update] = math.hypot(*of_kind)
+    return values
+
+
+def alarms(values: Mapping[int, float], factor: float) -> list[int]:
+    """Return the updates in which a check would raise an alarm: the value is not finite, or above the largest value of the
+    updates before it, times a factor."""
 
     def largest(update: int) -> float:
         before = (values[k] for k in range(update - _BEFORE, update))
@@ -61,16 +74,34 @@ def alarms(folder: Path, check: str) -> list[int]:
     return [k for k, value in values.items() if k > _BEFORE and not value <= factor * largest(k)]
 
 
+def located(fault: str, sound: Path, faulty: Path) -> bool:
+    """Return whether the fingerprints of two runs first differ at the fault. An activation's fault is in all gradients."""
+    kind, layer, update, _ = fault.split(":")
+    _, found = fingerprints.compare_runs(sound, faulty)
+    if found is None or (found.update, found.processes) != (int(update), (0,)):
+        return False
+    if kind not in (WEIGHT, GRADIENT):
+        return found.kind == GRADIENT
+    (tensor, *others) = found.tensors
+    return found.kind == kind and not others and f"/{layer}/" in tensor and tensor.endswith("/kernel")
+
+
 def table(folder: Path, results: Sequence[Result]) -> str:
-    """Return a Markdown table with a row for each fault: the difference of the accuracy, and the seeds of each check whose
-    first alarm is at the fault or up to two updates later. A weight's fault shows in the update after it."""
+    """Return a Markdown table with a row for each fault: the difference of the accuracy, and the number of seeds in which
+    each check finds the fault. Fingerprints must name update and tensor. Other checks need an alarm at the fault, or up to
+    two updates later, because a weight's fault shows in the update after it."""
     accuracies = study.by_seed(results)
-    lines = [f"| fault | difference of top-1 | {' | '.join(CHECKS)} |", f"| --- {'| --- ' * (1 + len(CHECKS))}|"]
+    columns = ("fault", "difference of top-1", "fingerprints", *CHECKS)
+    lines = [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
     for fault in FAULTS:
+        folders = [run_folder(folder, fault, seed) for seed in range(1, len(accuracies[fault]) + 1)]
+        values = [checked(each) for each in folders]
         differences = [a - b for a, b in zip(accuracies[fault], accuracies[NONE])]
         cells = [study.summary(differences, " points") if fault != NONE else study.summary(accuracies[NONE])]
-        for check in CHECKS:
-            found = [alarms(run_folder(folder, fault, seed), check) for seed in range(1, len(differences) + 1)]
+        right = [fault != NONE and located(fault, run_folder(folder, NONE, k), each) for k, each in enumerate(folders, 1)]
+        cells.append(f"{sum(right)} of {len(right)}" if fault != NONE else "")
+        for check, factor in CHECKS.items():
+            found = [alarms(each[check], factor) for each in values]
             seen = sum(any(UPDATE <= k <= UPDATE + 2 for k in each) for each in found)
             cells.append(f"{seen} of {len(found)}" if fault != NONE else f"{sum(map(len, found))} false alarms")
         lines.append(f"| {fault} | {' | '.join(cells)} |")
