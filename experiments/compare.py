@@ -1,9 +1,8 @@
 """Train one network in several variants, with the same seeds, and compare the accuracies in a table and a chart.
 
-python -m experiments.compare formats                    number formats: the quickstart, three seeds
-python -m experiments.compare efficientnet-formats       the same for a small EfficientNet-B0
-python -m experiments.compare local-batch                local batches of 1 to 6 at one global batch, two norms
-python -m experiments.compare useful-batch               larger batches, or fewer epochs at a batch of 64
+The studies are number formats (of two networks), local batches at one global batch, and larger batches or fewer epochs.
+
+python -m experiments.compare formats
 python -m experiments.compare formats --only 16.16 MXFP4 --seeds 5 --output logs/five
 
 Each run has its own core. To resume a study that was stopped, repeat the call. Options after -- apply to every training.

@@ -64,6 +64,7 @@ def train(label: str, config: str, seed: int, folder: Path, more: Sequence[str],
 
 
 def train_averaged(core: int, folder: Path, words: Sequence[object]) -> None:
+    """Train a network, or resume the training, unless its averaged weights are validated."""
     if not _finished(folder):
         study.train(core, folder, words)
 
@@ -73,6 +74,7 @@ def _finished(folder: Path) -> bool:
 
 
 def averaged_accuracy(folder: Path) -> float:
+    """Return the top-1 accuracy of the averaged weights of a training in %."""
     for row in study.rows_of(folder / "validation.csv"):
         if row["name"] == AVERAGE:
             return float(row["val_acc"])

@@ -21,6 +21,7 @@ if __name__ == "__main__":  # run this before the slow imports below
 
 import argparse
 import itertools
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -31,8 +32,10 @@ from typing import NamedTuple
 import numpy as np
 
 from cnn_harness.base.process import command_line
+from cnn_harness.harness.reports import chart
+from cnn_harness.harness.reports.chart import Curves, Line
 from experiments import study
-from experiments.study import COLOURS, Dots, Result
+from experiments.study import COLOURS, Result
 
 MICRO_BATCH, BATCHES = 64, (64, 128, 256, 512)
 SPANS = {"momentum": (3e-3, 3.0), "RMSprop": (1e-4, 0.1), "LARS": (0.03, 30.0), "LAMB": (3e-4, 0.3)}  # of peak rates
@@ -108,15 +111,18 @@ def table(chosen: Mapping[str, str], results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
-def chart(results: Sequence[Result]) -> str:
-    """Return a chart with a row for each optimiser and batch."""
-    accuracies, colours = study.by_seed(results), dict(zip(SPANS, COLOURS))
-    best = max(map(mean, accuracies.values()))
-    rows = [
-        Dots(f"{name}: {study.average(values)}", colours[name.split(",")[0]], values, mean(values) > best - 15)
-        for name, values in accuracies.items()
-    ]
-    return study.dot_chart("Top-1 accuracy by optimiser and global batch (%)", rows)
+def draw(results: Sequence[Result]) -> str:
+    """Return a chart of the accuracies by batch: a curve of the means of each optimiser, and a small dot for each seed."""
+    accuracies, lines = study.by_seed(results), []
+    for k, (optimiser, colour) in enumerate(zip(SPANS, COLOURS)):
+        values = {math.log2(batch): accuracies[label(optimiser, batch)] for batch in BATCHES}
+        lines.append(Line(optimiser, [(x, mean(each)) for x, each in values.items()], colour, last=False))
+        # The dots of one optimiser are not on those of another.
+        dots = [(x + 0.08 * (k - 1.5), y) for x, each in values.items() for y in each]
+        lines.append(Line("", dots, colour, width=0, dots=0.7))
+    axis = (math.log2(BATCHES[0]) - 0.5, math.log2(BATCHES[-1]) + 0.5)
+    panel = Curves("", lines, axis, x="global batch", tick=lambda k: f"{2**k:g}", height=300)
+    return chart.figure([panel], "Top-1 accuracy (%) by global batch: mean, and each seed")
 
 
 def main(argv: list[str]) -> int:
@@ -142,7 +148,7 @@ def main(argv: list[str]) -> int:
         for case, draw in best.items()
         for seed in range(1, given.seeds + 1)
     ]
-    return study.run("large_batch", folder, words, jobs, partial(table, chosen), chart)
+    return study.run("large_batch", folder, words, jobs, partial(table, chosen), draw)
 
 
 if __name__ == "__main__":

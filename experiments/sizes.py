@@ -1,12 +1,12 @@
-"""Train small versions of EfficientNet-B0, B2 and B4 with depthwise convolutions (G1) and groups of 16 (G16), and draw their
-accuracies beside those of the paper "Making EfficientNet More Efficient".
+"""Train small versions of EfficientNet-B0, B2 and B4 with depthwise convolutions (G1) and groups of 16 (G16). Draw their
+accuracies next to those of the paper "Making EfficientNet More Efficient".
 
 python -m experiments.sizes                        three seeds
 python -m experiments.sizes --seeds 5 --output logs/five
 
-Each network is the small configuration of B0 in configs.yml (..._mini), with the width and depth factors of its size, and
-with images of 16, 20 or 28 pixels, which is the ratio of 224, 260 and 380. It trains for three epochs in FP32. Each run has
-its own core. To resume a study that was stopped, repeat the call. Options after -- apply to every training.
+Each network is the small configuration of B0 in configs.yml (..._mini) with the width and depth factors of its size. Images
+have 16, 20 or 28 pixels, which is the ratio of 224, 260 and 380. Each trains for three epochs in FP32, on its own core. To
+resume a study that was stopped, repeat the call. Options after -- apply to every training.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def table(results: Sequence[Result]) -> str:
 
 
 def draw(results: Sequence[Result]) -> str:
-    """Return the chart: the paper's accuracies, and beside them those of the small networks."""
+    """Return the chart: the paper's accuracies, and those of the small networks."""
     accuracies, rates = study.by_seed(results), study.by_seed(results, "rate")
     places = {name: math.log2(mean(values)) for name, values in rates.items()}
     low, high = chart.span([*places.values()])

@@ -255,5 +255,6 @@ def _row(row: Dots, k: int) -> Iterator[Box | Dot]:
         yield Box(middle - error, middle + error, row.colour, k, "one standard error", opacity=0.55, thick=0.18)
         yield Box(middle, middle, row.colour, k, "mean", thick=0.8, least=4)
     label = f"one of {count} seeds" if count > 1 else "the only seed"
-    for place, value in enumerate(row.values):  # dots are shifted vertically, so that equal values do not overlap
-        yield Dot(value, row.colour, k, label, lift=7 * (place - (count - 1) / 2))
+    apart = min(7, 28 / count)  # pixels, so that equal values do not overlap
+    for place, value in enumerate(row.values):
+        yield Dot(value, row.colour, k, label, lift=apart * (place - (count - 1) / 2))

@@ -30,7 +30,12 @@ PACKAGES = ("cnn_harness", "Models", "Datasets", "LR_Schedules", "Optimisers")
 TOOLS = {
     "own-photos.md": ("cnn_harness/tools/import_weights.py", "bench/finetuning.py"),
     "data-sets.md": ("cnn_harness/tools/datasets/convert.py", "cnn_harness/tools/datasets/verify.py"),
-    "reading-a-run.md": ("weight_avg.py", "cnn_harness/tools/report.py", "cnn_harness/tools/runs.py"),
+    "reading-a-run.md": (
+        "weight_avg.py",
+        "cnn_harness/tools/report.py",
+        "cnn_harness/tools/runs.py",
+        "cnn_harness/tools/planning/plan_options.py",
+    ),
     "export.md": ("cnn_harness/tools/exporting/export_options.py",),
     "comparison.md": ("cnn_harness/tools/exporting/export_options.py",),
     "number-formats.md": ("experiments/compare.py", "experiments/study.py"),

@@ -262,8 +262,8 @@ class Curves:
 
     @property
     def legend(self) -> list[tuple[str, str]]:
-        """A (sample, text) pair for each curve."""
-        return [(line.sample, line.words) for line in self.lines]
+        """A (sample, text) pair for each curve with a label."""
+        return [(line.sample, line.words) for line in self.lines if line.label]
 
     def draw(self, top: float, width: float) -> tuple[list[str], float]:
         """Return the SVG of axes and curves, drawn below y = `top`, and the y below the panel."""
