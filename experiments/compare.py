@@ -91,8 +91,8 @@ STUDIES = {
     "useful-batch": Study(
         "of a ResNet-8 by global batch and epochs",
         "--config quickstart --model-size 8 --image-size 16 --abs-learning-rate 0.134 --warmup-epochs 0.25",
-        {f"64, {epochs} epochs": f"--epochs {epochs}" for epochs in (8, 4, 3, 2, 1)}
-        | {f"{64 * n}, 8 epochs": f"--gradient-accumulation-count {n} --gradient-noise" for n in (2, 4, 8)},
+        {f"64, {epochs} epoch{'s' * (epochs > 1)}": f"--epochs {epochs}" for epochs in (8, 4, 3, 2, 1)}
+        | {f"{64 * n}, 8 epochs": f"--gradient-accumulation-count {n} --fold 1 --gradient-noise" for n in (2, 4, 8)},
         ("64, 8 epochs",),
         below=100,
     ),
