@@ -111,7 +111,7 @@ def table(chosen: Mapping[str, str], results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
-def draw(results: Sequence[Result]) -> str:
+def curves(results: Sequence[Result]) -> str:
     """Return a chart of the accuracies by batch: a curve of the means of each optimiser, and a small dot for each seed."""
     accuracies, lines = study.by_seed(results), []
     for k, (optimiser, colour) in enumerate(zip(SPANS, COLOURS)):
@@ -148,7 +148,7 @@ def main(argv: list[str]) -> int:
         for case, draw in best.items()
         for seed in range(1, given.seeds + 1)
     ]
-    return study.run("large_batch", folder, words, jobs, partial(table, chosen), draw)
+    return study.run("large_batch", folder, words, jobs, partial(table, chosen), curves)
 
 
 if __name__ == "__main__":

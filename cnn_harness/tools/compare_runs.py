@@ -66,6 +66,7 @@ def _fingerprints(folders: Sequence[Path]) -> Iterator[str]:
     for folder in folders[1:]:
         count, found = fingerprints.compare_runs(folders[0], folder)
         what = f"first differ in {found}" if found else f"equal in all {count} updates that both have"
+        what = what if count else "no update in common with the same tensors and processes"
         yield f"{folders[0]} and {folder}: {what}"
 
 

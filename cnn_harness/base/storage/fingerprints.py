@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-import csv
+import math
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 RECORD = "fingerprints.csv"
 COLUMNS = ("iteration", "kind", "process", "tensor", "fingerprint", "norm")
 GRADIENT, WEIGHT = KINDS = ("gradient", "weight")
+_ROW = re.compile(rb"([0-9]{1,18}),(gradient|weight),([0-9]{1,9}),([!-+\--~]+),([0-9a-f]{16}),([-+.a-z0-9]+)\n")
 
 
 class Place(NamedTuple):
@@ -65,16 +67,11 @@ def append(folder: Path, first: int, tensors: Sequence[str], found: Sequence[tup
 
 
 def truncate_after(folder: Path, updates: int) -> None:
-    """Delete an incomplete row, and the rows after `updates`, which the resumed run will write again."""
-    path, kept = folder / RECORD, 0
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        for k, line in enumerate(file):
-            if not line.endswith(b"\n") or (k and int(line.split(b",")[0]) > updates):
-                break
-            kept += len(line)
-    os.truncate(path, kept)
+    """Delete the rows after `updates`, which the resumed run will write again, and an unreadable row with all after it."""
+    path = folder / RECORD
+    if path.exists():
+        ends = (row.end for row in _rows(path) if row.update <= updates)
+        os.truncate(path, max(ends, default=0))
 
 
 def sync(folder: Path) -> None:
@@ -82,25 +79,47 @@ def sync(folder: Path) -> None:
     Table(folder / RECORD, COLUMNS).sync()
 
 
+class _Row(NamedTuple):
+    update: int
+    place: Place
+    fingerprint: str
+    norm: str
+    end: int  # the position after the row in the file
+
+
+def _rows(path: Path) -> Iterator[_Row]:
+    """Yield the rows up to the first one that is incomplete or unreadable."""
+    end = 0
+    with path.open("rb") as file:
+        for line in file:
+            end += len(line)
+            if row := _ROW.fullmatch(line):
+                update, kind, process, tensor, fingerprint, norm = (cell.decode() for cell in row.groups())
+                yield _Row(int(update), Place(kind, int(process), tensor), fingerprint, norm, end)
+            elif end > len(line):  # only the first line is the heading
+                return
+
+
 def updates(folder: Path, column: str = "fingerprint") -> Iterator[tuple[int, dict[Place, str]]]:
-    """Yield the number of each update, and its fingerprints (or norms) in the order of the file. Skip an incomplete row."""
+    """Yield the number of each update and its fingerprints (or norms), in the order of the file, up to an unreadable row."""
     path = folder / RECORD
-    if not path.exists():
-        return
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = csv.DictReader(line for line in file if line.endswith("\n"))
-        for update, of_update in groupby(rows, lambda row: int(row["iteration"])):
-            yield update, {Place(row["kind"], int(row["process"]), row["tensor"]): row[column] for row in of_update}
+    if path.exists():
+        for update, rows in groupby(_rows(path), lambda row: row.update):
+            yield update, {row.place: getattr(row, column) for row in rows}
 
 
 def compare_runs(one: Path, other: Path) -> tuple[int, Difference | None]:
-    """Return the number of updates of which both runs have fingerprints, and the first difference."""
-    theirs, common = dict(updates(other)), 0
-    for update, own in updates(one):
-        common += update in theirs
-        both = own.keys() & theirs.get(update, {}).keys()
-        if found := [place for place in own if place in both and own[place] != theirs[update][place]]:
-            return common, Difference.at(update, found)
+    """Return the number of updates in which both runs have fingerprints of the same tensors and processes, and the first
+    difference."""
+    common, theirs = 0, updates(other)
+    update, other_values = next(theirs, (math.inf, {}))
+    for k, own in updates(one):
+        while update < k:
+            update, other_values = next(theirs, (math.inf, {}))
+        if update == k and own.keys() == other_values.keys():
+            common += 1
+            if found := [place for place in own if own[place] != other_values[place]]:
+                return common, Difference.at(k, found)
     return common, None
 
 

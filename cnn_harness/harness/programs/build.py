@@ -74,7 +74,7 @@ def training_spec(run: Run, seed: int, recording: bool = False, group: WorkerGro
         clip_grad_norm=options.clip_grad_norm,
         ema=options.ema,
         gradient_noise=options.gradient_noise,
-        fingerprints=options.fingerprints,
+        fingerprints=options.fingerprints and run.options.logging.logs,
         fault=run.fault if group is None or group.instance == 0 else None,
         recording=recording,
         group=group,

@@ -119,6 +119,8 @@ def parse(call: Call) -> PlanRequest:
             output.check(target, kind)
     if known.json and known.html and Path(known.json).resolve() == Path(known.html).resolve():
         raise OptionError(f"--json and --html both name {known.json}; give two different files")
+    if known.json == "-" and (known.schedules or known.noise_scale):
+        raise OptionError("--json - prints no table of --schedules or --noise-scale; give --json FILE")
     if known.calibrate:
         _check_calibrates(known, call)
     if known.inference and known.search:

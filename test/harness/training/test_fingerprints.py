@@ -76,6 +76,21 @@ def test_recomputation_is_without_fault(trained):
     assert compare_runs(stored, recomputed)[1].kind == GRADIENT
 
 
+@pytest.mark.parametrize("damage", [b"garbage\n", b"\0\0\n", b"\xff", b"4,weight,0,a,\n", b"iteration\n"])
+def test_damaged_record_ends_before_the_damage(damage, tmp_path):
+    for folder, tensors in ((tmp_path / "one", "abc"), (tmp_path / "other", "abd")):
+        folder.mkdir()
+        found = [(np.full([1, 2, 3], k, np.uint64), np.full([1, 2, 3], np.nan, np.float32)) for k in range(3)]
+        fingerprints.append(folder, 0, tensors, found)
+    with (tmp_path / "one" / fingerprints.RECORD).open("ab") as file:
+        file.write(damage)
+    assert [update for update, _ in fingerprints.updates(tmp_path / "one")] == [1, 2, 3]
+    assert compare_runs(tmp_path / "one", tmp_path / "other") == (0, None)  # other tensors
+    fingerprints.truncate_after(tmp_path / "one", 2)
+    fingerprints.append(tmp_path / "one", 2, "abc", found[:1])
+    assert [update for update, _ in fingerprints.updates(tmp_path / "one")] == [1, 2, 3]
+
+
 @pytest.mark.slow
 def test_fingerprints_change_no_bit_and_continue(tmp_path):
     whole, resumed, plain = (tmp_path / name for name in ("whole", "resumed", "plain"))
@@ -83,7 +98,7 @@ def test_fingerprints_change_no_bit_and_continue(tmp_path):
     succeed("train", *RUN, "--logs-path", whole, "--fingerprints")
     succeed("train", *RUN, "--logs-path", resumed, "--fingerprints", "--stop-after", 3)
     with (resumed / fingerprints.RECORD).open("a") as file:
-        file.write("4,gradient,0,all/fc1/dense/kernel,0123,1\n4,gradi")  # of a call that was killed
+        file.write("4,gradient,0,all/fc1/dense/kernel,0123456789abcdef,1\n4,gradi")  # of a call that was killed
     succeed("restore", "--restore-path", resumed)
     assert_same_bits(variables(plain, 5), variables(whole, 5))
     texts = [(folder / fingerprints.RECORD).read_text() for folder in (whole, resumed)]
