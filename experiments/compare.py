@@ -1,6 +1,6 @@
 """Train one network in several variants, with the same seeds, and compare the accuracies in a table and a chart.
 
-The studies are number formats (of two networks), local batches at one global batch, and larger batches or fewer epochs.
+The studies are number formats, master weights, local batches at one global batch, and larger batches or fewer epochs.
 
 python -m experiments.compare formats
 python -m experiments.compare formats --only 16.16 MXFP4 --seeds 5 --output logs/five
@@ -49,7 +49,6 @@ class Study:
 FORMATS = {
     "16.16": "--precision 16.16",
     "16.16 to nearest": "--precision 16.16 --no-stochastic-rounding",
-    "16.32": "--precision 16.32",
     "FP32": "--precision 32.32",
     "bf16.32": "--precision bf16.32",
     "8.16": "--precision 8.16",
@@ -67,12 +66,16 @@ FORMATS = {
 LOCAL_BATCHES, GLOBAL_BATCH = (6, 3, 2, 1), 48
 STUDIES = {
     "formats": Study("of the quickstart by number format", "--config quickstart", FORMATS, ("16.16",)),
-    "efficientnet-formats": Study(
-        "of a small EfficientNet-B0 by number format",
+    "master-weights": Study(
+        "of a small EfficientNet-B0 by format of the master weights",
         "--config B0-G16-GN-Native_mini --depth-coefficient 0.3 --epochs 2 --shards 1 --no-pipeline-splits "
         "--no-enable-recomputation",
-        FORMATS,
-        ("16.16",),
+        {
+            "FP32": "--precision 16.32",
+            "FP16 at random": "--precision 16.16 --stochastic-rounding update",
+            "FP16 to nearest": "--precision 16.16 --no-stochastic-rounding",
+        },
+        ("FP32",),
     ),
     "local-batch": Study(
         f"of a ResNet-8 by norm and local batch, at a global batch of {GLOBAL_BATCH}",
